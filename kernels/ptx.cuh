@@ -1,0 +1,168 @@
+// Every inline PTX instruction of the project, one small function each, named after what it does.
+// Kernels call these names only, so that another implementation of this header (a CPU one, in the
+// tests) can stand in for the hardware.
+//
+// Source: PTX ISA 8.8.
+#pragma once
+
+#include "types.cuh"
+
+// The FP4 matrix instruction exists for the arch-specific and family targets of compute capability
+// 12.x alone; __CUDA_ARCH__ is 1200 for plain sm_120 too, which lacks it.
+#if defined(__CUDA_ARCH_FEAT_SM120_ALL) || \
+    (defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH_FAMILY_SPECIFIC__ / 100 == 12)
+#define NVFP4_HAS_FP4_MMA 1
+#else
+#define NVFP4_HAS_FP4_MMA 0
+#endif
+
+namespace ptx {
+
+// ---- memory ------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Starts an asynchronous copy of 4 or 16 bytes; both addresses are multiples of the size. Only the
+// first `num_valid` bytes are read, the rest of the destination is zeroed.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global, int num_valid = kBytes) {
+    static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "");
+    if constexpr (kBytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                     "l"(global), "r"(num_valid)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)),
+                     "l"(global), "n"(kBytes), "r"(num_valid)
+                     : "memory");
+    }
+}
+
+__device__ __forceinline__ void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most kPending of this thread's latest groups are still in flight.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// 16-byte load of data that no thread of the grid writes; not kept in L1.
+__device__ __forceinline__ uint4 load_streaming(const uint4* pointer) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(pointer));
+    return v;
+}
+
+// Four 8x8 tiles of 16-bit elements; lane l gives the 16-byte row l % 8 of tile l / 8.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* shared_row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(shared_row))
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* shared_row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(shared_row))
+                 : "memory");
+}
+
+// ---- bits and conversions ----------------------------------------------------------------------
+
+// Bytes of {b, a} (a = bytes 0-3, b = 4-7) picked by the nibbles of `selector`.
+__device__ __forceinline__ uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) {
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
+// Products of two pairs of float16 values.
+__device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ float f16_to_float(uint16_t bits) {
+    float d;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(bits));
+    return d;
+}
+
+__device__ __forceinline__ uint16_t float_to_f16(float value) {
+    uint16_t d;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(value));
+    return d;
+}
+
+// Rounds to nearest even; NaN becomes 0x7FFF.
+__device__ __forceinline__ uint16_t float_to_bf16(float value) {
+    uint16_t d;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(d) : "f"(value));
+    return d;
+}
+
+// low | high << 16
+__device__ __forceinline__ uint32_t floats_to_bf16x2(float low, float high) {
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+__device__ __forceinline__ float reciprocal_approximate(float value) {
+    float d;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(value));
+    return d;
+}
+
+// ---- matrix instructions -----------------------------------------------------------------------
+// Fragments of one warp, lane = 4 g + t: A holds rows g and g + 8, B column g, C and D rows g,
+// g + 8 and columns 2 t, 2 t + 1.
+
+// d[16, 8] += a[16, 16] b[16, 8], float16 operands, float32 accumulators.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4],
+                                                 const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// d[16, 8] += a[16, 16] b[16, 8], bfloat16 operands, float32 accumulators.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#if NVFP4_HAS_FP4_MMA
+// d[16, 8] += (a * scale_a)[16, 64] (b * scale_b)[64, 8], E2M1 operands with one E4M3 scale per 16
+// of k. scale_a is taken from the lanes with t in {2 kSelectorA, 2 kSelectorA + 1} (row g from the
+// even, row g + 8 from the odd one), scale_b from those with t == kSelectorB; byte i of a scale
+// register belongs to k in [16 i, 16 i + 16).
+template <int kSelectorA, int kSelectorB>
+__device__ __forceinline__ void mma_m16n8k64_e2m1(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2], uint32_t scale_a,
+                                                  uint32_t scale_b) {
+    asm volatile(
+        "mma.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col"
+        ".f32.e2m1.e2m1.f32.ue4m3 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3}, {%10}, {0, %12}, {%11}, {0, %13};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(scale_a),
+          "r"(scale_b), "n"(kSelectorA), "n"(kSelectorB));
+}
+#endif
+
+}  // namespace ptx

@@ -1,0 +1,1 @@
+"""One class per kernel: ``plan(...)`` gives its `LaunchConfig`, a call launches it."""
