@@ -21,6 +21,7 @@ __all__ = [
     "cubin",
     "current_target",
     "launch",
+    "nvrtc",
 ]
 
 # -fmad=false: kernel and NumPy reference give the same bytes only if no product is contracted
@@ -104,11 +105,22 @@ def _capability(device: int) -> tuple[int, int]:
 
 
 @cache
-def _nvrtc() -> tuple[tuple[int, int], tuple[int, ...]]:
-    cupy()
-    from cupy_backends.cuda.libs import nvrtc
+def nvrtc() -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Return the version of CuPy's NVRTC and the architectures it knows, as 90 for ``sm_90``.
 
-    return tuple(nvrtc.getVersion()), tuple(nvrtc.getSupportedArchs())
+    Raises:
+        RuntimeError: CuPy or NVRTC is missing.
+    """
+    cupy()
+    from cupy_backends.cuda.libs import nvrtc as library
+
+    try:
+        return tuple(library.getVersion()), tuple(library.getSupportedArchs())
+    except Exception as error:  # CuPy raises what its loader met: RuntimeError, OSError, ...
+        raise RuntimeError(
+            f'NVRTC is not usable ({error}); install it with: pip install "nvfp4cupy[cuda12]" '
+            "(or [cuda13])"
+        ) from error
 
 
 def current_target(source: str) -> Target:
@@ -120,7 +132,7 @@ def current_target(source: str) -> Target:
     if reason := missing_gpu():
         raise RuntimeError(reason)
     device = cupy().cuda.runtime.getDevice()
-    return choose_target(source, _capability(device), *_nvrtc())
+    return choose_target(source, _capability(device), *nvrtc())
 
 
 def _options(defines: tuple[tuple[str, str], ...]) -> tuple[str, ...]:

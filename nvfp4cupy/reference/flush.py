@@ -9,7 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from nvfp4cupy.formats import F32, F64, round_flushed
+from nvfp4cupy.formats import F32, F64, round_flushed, to_float32
+
+
+def float32_scalar(value: float) -> F32:
+    """Return a number as a float32 array of no dimensions: rounded, subnormals flushed."""
+    with np.errstate(over="ignore", under="ignore"):
+        return to_float32(np.asarray(value, np.float32))
 
 
 def multiply_flushed(a: F32, b: F32) -> F32:

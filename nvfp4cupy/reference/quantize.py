@@ -19,7 +19,7 @@ from nvfp4cupy.formats import (
 )
 from nvfp4cupy.layouts import ScaleLayout, scales_shape, swizzle_scales
 from nvfp4cupy.reference.chunks import chunks
-from nvfp4cupy.reference.flush import divide_flushed
+from nvfp4cupy.reference.flush import divide_flushed, float32_scalar
 from nvfp4cupy.reference.groups import quantize_groups
 
 
@@ -39,8 +39,17 @@ def amax_gsa(x: NDArray[Any]) -> F32:
     rows, cols = x.shape
     amax = np.zeros(rows, np.float32)
     for row, col in chunks(rows, cols):
-        magnitude = np.abs(to_float32(x[row, col]))
-        np.fmax(amax[row], np.fmax.reduce(magnitude, axis=1), out=amax[row])
+        raise_amax(amax[row], to_float32(x[row, col]))
+    return gsa_from_amax(amax)
+
+
+def raise_amax(amax: F32, values: F32) -> None:
+    """Raise each row's amax, in place, to the largest magnitude in ``values``; NaN is ignored."""
+    np.fmax(amax, np.fmax.reduce(np.abs(values), axis=1), out=amax)
+
+
+def gsa_from_amax(amax: F32) -> F32:
+    """Return ``amax / 2688``, at least 2^-126; 1 where amax is zero."""
     with np.errstate(under="ignore"):
         gsa: F32 = np.maximum(amax / np.float32(GSA_DIVISOR), FLOAT32_MIN_NORMAL)
     gsa[amax == 0] = 1
@@ -104,8 +113,8 @@ def quantize_nvfp4(
 
     Kernel: ``kernels/quantize_nvfp4.cu``.
     """
-    scalar = to_float32(np.array([gsa], np.float32))
-    if not (np.isfinite(scalar[0]) and scalar[0] > 0):
+    scalar = float32_scalar(gsa)
+    if not (np.isfinite(scalar) and scalar > 0):
         raise ValueError(f"gsa must be finite and at least 2^-126, got {gsa}")
     return quantize_nvfp4_from_buffer(
         x,
@@ -173,7 +182,7 @@ def deinterleave_quantize_from_buffer(
 
     Kernel: ``kernels/quantize_nvfp4.cu``.
     """
-    rows, cols = fused.shape
+    cols = fused.shape[1]
     _check_columns("intermediate", intermediate, intermediate)
     if granularity < 1 or intermediate % granularity:
         raise ValueError(
