@@ -90,6 +90,51 @@ __device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
     return d;
 }
 
+// Both float16 values of `values`, each times |float16 half kHalf of `scales`|.
+template <int kHalf>
+__device__ __forceinline__ uint32_t mul_f16x2_by_magnitude(uint32_t values, uint32_t scales) {
+    static_assert(kHalf == 0 || kHalf == 1, "");
+    uint32_t d;
+    if constexpr (kHalf == 0) {
+        asm("{\n\t.reg .b16 low, high;\n\t.reg .b32 pair;\n\tmov.b32 {low, high}, %2;\n\t"
+            "mov.b32 pair, {low, low};\n\tabs.f16x2 pair, pair;\n\tmul.rn.f16x2 %0, %1, pair;\n\t}"
+            : "=r"(d)
+            : "r"(values), "r"(scales));
+    } else {
+        asm("{\n\t.reg .b16 low, high;\n\t.reg .b32 pair;\n\tmov.b32 {low, high}, %2;\n\t"
+            "mov.b32 pair, {high, high};\n\tabs.f16x2 pair, pair;\n\tmul.rn.f16x2 %0, %1, pair;\n\t}"
+            : "=r"(d)
+            : "r"(values), "r"(scales));
+    }
+    return d;
+}
+
+// (mask & a) | (~mask & b)
+__device__ __forceinline__ uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
+    return d;
+}
+
+// Two E4M3 bytes (bits 0-7 and 8-15) as float16 values, low byte in the low half; 0x7F is NaN. The
+// sign of the result is that of the byte, or plus.
+__device__ __forceinline__ uint32_t e4m3x2_to_f16x2(uint32_t bytes) {
+#if __CUDA_ARCH__ >= 890
+    uint32_t d;
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\t"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n\t}"
+        : "=r"(d)
+        : "r"(bytes));
+    return d;
+#else
+    // E4M3 bits at the top of float16's mantissa and exponent are the value times 2^-8, subnormals
+    // included; adding 1 carries into bit 7 for 0x7F alone, which becomes exponent 31.
+    uint32_t magnitudes = byte_permute(bytes, 0, 0x4140) & 0x007F007F;
+    uint32_t nan = ((magnitudes + 0x00010001) & 0x00800080) * 0xF8;
+    return mul_f16x2((magnitudes << 7) | nan, 0x5C005C00);
+#endif
+}
+
 __device__ __forceinline__ float f16_to_float(uint16_t bits) {
     float d;
     asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(bits));

@@ -214,9 +214,10 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A source compiled for one architecture: the ELF image and each entry's resources."""
+    """A source compiled for one architecture: ELF image, PTX, and each entry's resources."""
 
     image: bytes
+    ptx: str
     resources: dict[str, Resources]
     log: str
 
@@ -268,9 +269,11 @@ def cubin(source: str, arch: str, defines: tuple[tuple[str, str], ...] = ()) -> 
             raise RuntimeError(f"{source} does not compile for {arch}:\n{log}")
         image = bytearray(check(nvrtc.nvrtcGetCUBINSize(program)))
         check(nvrtc.nvrtcGetCUBIN(program, image))
+        ptx = bytearray(check(nvrtc.nvrtcGetPTXSize(program)))
+        check(nvrtc.nvrtcGetPTX(program, ptx))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return Cubin(bytes(image), _resources(log), log)
+    return Cubin(bytes(image), ptx.decode().rstrip("\0"), _resources(log), log)
 
 
 def _resources(log: str) -> dict[str, Resources]:

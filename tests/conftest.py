@@ -11,6 +11,9 @@ from nvfp4cupy.arrays import missing_gpu
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
+    for item in marked:
+        # One worker at a time on the GPU: the large cases need its memory for themselves.
+        item.add_marker(pytest.mark.xdist_group("gpu"))
     if not marked or not (reason := missing_gpu()):
         return
     if os.environ.get("NVFP4CUPY_REQUIRE_GPU") == "1":

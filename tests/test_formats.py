@@ -49,7 +49,7 @@ POINTS = {"half_step": HALF_STEP, "nearest_low": NEAREST_LOW, "nearest_even": NE
 
 
 def test_e2m1_decodes_all_16_codes() -> None:
-    expected = np.array(LEVELS + [-v for v in LEVELS], np.float32)
+    expected = np.array(LEVELS + [-float(v) for v in LEVELS], np.float32)
     decoded = formats.e2m1_decode(np.arange(16, dtype=np.uint8))
     np.testing.assert_array_equal(decoded.view(np.uint32), expected.view(np.uint32))
 
@@ -111,7 +111,9 @@ def test_e2m1_signs_and_non_finite_values(rounding: formats.Rounding, codes: lis
 
 
 def test_unknown_rounding_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="rounding must be one of half_step, .* got 'up'"):
+    with pytest.raises(
+        ValueError, match="rounding must be one of half_step, nearest_low, nearest_even, got"
+    ):
         formats.e2m1_encode(np.zeros(2, np.float32), "up")  # type: ignore[arg-type]
 
 

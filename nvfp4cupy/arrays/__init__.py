@@ -10,6 +10,7 @@ from nvfp4cupy.arrays.checks import (
     output,
     row_stride,
     span,
+    uploaded,
 )
 from nvfp4cupy.arrays.gpu import context, cupy, is_capturing, is_gpu, missing_gpu
 from nvfp4cupy.arrays.intake import Array, intake
@@ -29,4 +30,5 @@ __all__ = [
     "output",
     "row_stride",
     "span",
+    "uploaded",
 ]

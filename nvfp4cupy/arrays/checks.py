@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nvfp4cupy.arrays.gpu import cupy, is_gpu
+from nvfp4cupy.arrays.gpu import cupy, is_capturing, is_gpu
 from nvfp4cupy.arrays.intake import intake
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "output",
     "row_stride",
     "span",
+    "uploaded",
 ]
 
 
@@ -86,8 +87,32 @@ def check_overlap(name: str, target: Any, **operands: Any) -> None:
 
 
 def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
-    """Return an uninitialised array on the side of ``like``."""
-    return cupy().empty(shape, dtype) if is_gpu(like) else np.empty(shape, dtype)
+    """Return an uninitialised array on the side of ``like``.
+
+    Raises:
+        RuntimeError: the stream is being captured; memory from CuPy's pool could be handed to
+            someone else before the graph is replayed.
+    """
+    if not is_gpu(like):
+        return np.empty(shape, dtype)
+    if is_capturing():
+        raise RuntimeError("out= must be given while the stream is being captured into a graph")
+    return cupy().empty(shape, dtype)
+
+
+def uploaded(name: str, value: float, like: Any) -> Any:
+    """Return a number as a float32 array (1,) on the side of ``like``.
+
+    Raises:
+        RuntimeError: the stream is being captured.
+    """
+    if not is_gpu(like):
+        return np.full(1, value, np.float32)
+    if is_capturing():
+        raise RuntimeError(
+            f"{name} must be an array on the GPU while the stream is being captured into a graph"
+        )
+    return cupy().full((1,), value, np.float32)
 
 
 def output(name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:

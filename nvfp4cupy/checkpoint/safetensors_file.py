@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-import numpy as np
-
+from nvfp4cupy.checkpoint.mapped_file import MappedFile
 from nvfp4cupy.checkpoint.safetensors_header import read_header
 from nvfp4cupy.checkpoint.tensors import TensorInfo
 from nvfp4cupy.formats import U8
 
 
 class SafetensorsFile:
-    """A safetensors file, checked by its own header parse and by the library, and mapped.
+    """A safetensors file, checked by our own header parse and by the library.
+
+    The bytes come from our own parse: the library gives NumPy neither F8_E4M3 nor BF16.
 
     Args:
         path: the file.
@@ -23,42 +26,35 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            header = read_header(file, path)
+        _check_with_library(path, header.infos)
         self.path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115, closed by close()
-        try:
-            header = read_header(self._file, path)
-            _check_with_library(path, list(header.infos))
-            # A file has at least the 8 bytes of its length, so there is something to map.
-            self._map = np.asarray(np.memmap(self._file, np.uint8, "r"))
-        except BaseException:
-            self._file.close()
-            raise
+        self._mapped = MappedFile(path)
         self.infos = MappingProxyType(header.infos)
-        self.metadata = MappingProxyType(header.metadata)
+        self.metadata: MappingProxyType[str, Any] = MappingProxyType(dict(header.metadata))
 
     def raw(self, info: TensorInfo) -> U8:
         """Return the bytes of a tensor, uint8 ``(nbytes,)``, mapped and read-only."""
-        return self._map[info.offset : info.offset + info.nbytes]
+        return self._mapped.raw(info)
 
     def read(self, info: TensorInfo, start: int, stop: int) -> U8:
-        """Read the bytes from ``start`` to ``stop`` of a tensor into memory.
-
-        Raises:
-            ValueError: the file ends before them.
-        """
-        return read_bytes(self._file, info, start, stop)
+        """Read the bytes from ``start`` to ``stop`` of a tensor into memory."""
+        return self._mapped.read(info, start, stop)
 
     def close(self) -> None:
         """Close the file; arrays that were given out stay valid."""
-        self._file.close()
-        self._map = np.empty(0, np.uint8)
+        self._mapped.close()
 
 
-def read_bytes(file: object, info: TensorInfo, start: int, stop: int) -> U8:
-    """Read bytes of a tensor from a file object: unlike a map, they leave memory when dropped.
+def _check_with_library(path: Path, names: Iterable[str]) -> None:
+    """Let the safetensors library open the file, and compare the names it sees."""
+    from safetensors import SafetensorError, safe_open
 
-    Raises:
-        ValueError: the file ends before them.
-    """
-    data = np.fromfile(file, np.uint8, stop - start, offset=0)  # type: ignore[call-overload]
-    return data  # pragma: no cover
+    try:
+        with safe_open(str(path), framework="np") as opened:
+            seen = set(opened.keys())
+    except SafetensorError as error:
+        raise ValueError(f"{path} is refused by the safetensors library: {error}") from None
+    if seen != set(names):
+        raise ValueError(f"{path} has names that the safetensors library reads differently")

@@ -73,10 +73,11 @@ def _parse_json(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _DuplicateNameError(repr(next(name for name in names if names.count(name) > 1)))
+    unique: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in unique:
+            raise _DuplicateNameError(repr(name))
+        unique[name] = value
     return unique
 
 

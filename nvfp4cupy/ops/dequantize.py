@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from nvfp4cupy import arrays, reference
 from nvfp4cupy.launchers import quantize as launchers
 from nvfp4cupy.layouts import ScaleLayout
@@ -33,7 +31,7 @@ def dequantize_nvfp4(
     Args:
         codes: uint8 ``(M, N // 2)``, element ``2j`` in the low nibble of byte ``j``.
         scales: uint8 E4M3 bytes (or float8_e4m3fn) ``(M, N // 16)``, or swizzled.
-        gsa: decode scale: float32 ``(M,)``, or one number.
+        gsa: decode scale: float32 ``(M,)`` or ``(1,)``, or one number.
         dtype: of the result: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
         scale_layout: ``"linear"`` or ``"128x4"``.
         out: ``(M, N)`` of that dtype to write to; allocated otherwise.
@@ -53,15 +51,18 @@ def dequantize_nvfp4(
     codes, scales = checks.codes_and_scales(codes, scales, scale_layout=scale_layout)
     kind = checks.output_dtype(dtype)
     rows, columns = codes.shape[0], codes.shape[1] * 2
-    per_row = getattr(gsa, "ndim", 0) == 1 or hasattr(gsa, "__dlpack__")
-    gsa = checks.vector("gsa", gsa, rows, codes) if per_row else checks.positive_float32("gsa", gsa)
+    is_array = getattr(gsa, "ndim", 0) == 1
+    if is_array:
+        gsa = checks.vector("gsa", gsa, 1 if gsa.shape == (1,) else rows, codes)
+    else:
+        gsa = checks.positive_float32("gsa", gsa)
     with arrays.context(codes, stream):
         y = arrays.output("out", out, (rows, columns), kind, codes)
         if out is not None:
             arrays.check_overlap("out", y, codes=codes, scales=scales)
         if arrays.is_gpu(codes):
-            if not per_row:
-                gsa = arrays.cupy().full((1,), gsa, np.float32)
+            if not is_array:
+                gsa = arrays.uploaded("gsa", gsa, codes)
             launchers.Dequantize()(codes, scales, gsa, y, scale_layout=scale_layout)
         else:
             y[...] = reference.dequantize_nvfp4(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
-
 from nvfp4cupy import arrays, layouts, reference
 from nvfp4cupy.launchers import mmq as launchers
 from nvfp4cupy.ops import checks
@@ -179,7 +177,7 @@ def nvfp4_w4a16_gemm(
                 blocks,
                 x,
                 result,
-                _uploaded(scale),
+                _uploaded(scale, x),
                 m=m,
                 n=n,
                 k=k,
@@ -233,7 +231,7 @@ def _w4a4(
                 blocks,
                 a,
                 result,
-                _uploaded(scale),
+                _uploaded(scale, a),
                 rows,
                 m=m,
                 n=n,
@@ -257,8 +255,8 @@ def _out_scale(value: Any, n: int, like: Any) -> Any:
     return checks.vector("out_scale", array, 1 if array.size == 1 else n, like)
 
 
-def _uploaded(scale: Any) -> Any:
-    return arrays.cupy().full((1,), scale, np.float32) if isinstance(scale, float) else scale
+def _uploaded(scale: Any, like: Any) -> Any:
+    return arrays.uploaded("out_scale", scale, like) if isinstance(scale, float) else scale
 
 
 def _array_or_none(scale: Any) -> Any:

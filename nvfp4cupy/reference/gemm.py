@@ -55,7 +55,7 @@ def nvfp4_mmq_gemm(
         TypeError: a is not uint8.
         ValueError: a shape or ``dtype`` does not fit.
 
-    Kernel: ``kernels/nvfp4_mmq.cu``.
+    Kernel: ``kernels/nvfp4_mmq128.cu``.
     """
     if a.dtype != np.uint8:
         raise TypeError(f"a must be uint8 blocks of quantized activations, got {a.dtype}")
@@ -84,7 +84,7 @@ def nvfp4_w4a16_gemm(
         TypeError: the dtype of x is none of those above.
         ValueError: a shape or ``dtype`` does not fit.
 
-    Kernel: ``kernels/nvfp4_w4a16.cu``.
+    Kernel: ``kernels/nvfp4_w4a16_mmq128.cu``.
     """
     check_operands(x, blocks)
     return _gemm(x, blocks, out_scale, None, dtype)
@@ -152,6 +152,6 @@ def column_scales(out_scale: NDArray[np.float32] | float, n: int) -> F32:
     if np.ndim(out_scale) == 0:
         return np.repeat(float32_scalar(float(out_scale)), n)
     out_scale = np.asarray(out_scale)
-    if out_scale.shape != (n,):
+    if out_scale.shape not in ((n,), (1,)):
         raise ValueError(f"out_scale must be a number or have shape ({n},), got {out_scale.shape}")
-    return to_float32(out_scale)
+    return np.broadcast_to(to_float32(out_scale), (n,))

@@ -34,7 +34,7 @@ def amax_gsa(x: NDArray[Any]) -> F32:
     Returns:
         float32 ``(M,)``, all positive.
 
-    Kernel: ``kernels/quantize_nvfp4.cu``.
+    Kernel: ``kernels/amax_gsa.cu``.
     """
     rows, cols = x.shape
     amax = np.zeros(rows, np.float32)
@@ -140,7 +140,7 @@ def amax_quantize_nvfp4(
         codes, scales: as ``quantize_nvfp4_from_buffer``.
         gsa: float32 ``(M,)``, as ``amax_gsa``.
 
-    Kernel: ``kernels/quantize_nvfp4.cu``.
+    Kernel: ``kernels/amax_quantize_nvfp4.cu``.
     """
     gsa = amax_gsa(x)
     codes, scales = quantize_nvfp4_from_buffer(
@@ -180,7 +180,7 @@ def deinterleave_quantize_from_buffer(
         TypeError: the dtype of fused is none of those above.
         ValueError: a size, a shape or an option does not fit.
 
-    Kernel: ``kernels/quantize_nvfp4.cu``.
+    Kernel: ``kernels/deinterleave_quantize.cu``.
     """
     cols = fused.shape[1]
     _check_columns("intermediate", intermediate, intermediate)

@@ -44,7 +44,7 @@ def nvfp4_silu_mul_scaled(
         TypeError: a dtype is none of those above.
         ValueError: the shapes differ or the limit is not above zero.
 
-    Kernel: ``kernels/swiglu.cu``.
+    Kernel: ``kernels/nvfp4_silu_mul_scaled.cu``.
     """
     _check(gate, up, swiglu_limit)
     result = np.empty(gate.shape, bfloat16())
@@ -120,7 +120,7 @@ def nvfp4_silu_mul_quant(
         TypeError: a dtype is none of those above.
         ValueError: the shapes differ or the limit is not above zero.
 
-    Kernel: ``kernels/swiglu.cu``.
+    Kernel: ``kernels/nvfp4_silu_mul_quant.cu``.
     """
     _check(gate, up, swiglu_limit)
     blocks = np.empty(block_fp4_mmq_shape(*gate.shape), np.uint8)
@@ -152,7 +152,7 @@ def nvfp4_scale_bf16(data: NDArray[Any], scale: float) -> NDArray[Any]:
     Returns:
         bfloat16, a fresh array of the same shape; NaN is 0x7FFF.
 
-    Kernel: ``kernels/swiglu.cu``.
+    Kernel: ``kernels/nvfp4_scale_bf16.cu``.
     """
     result = np.empty(data.shape, bfloat16())
     flat, source = result.reshape(1, -1), data.reshape(1, -1)

@@ -21,7 +21,6 @@
 #include <vector>
 
 extern "C" char __executable_start, _end;
-extern "C" void __sanitizer_symbolize_pc(void* pc, const char* format, char* out, size_t size);
 
 namespace emu {
 namespace {
@@ -51,7 +50,7 @@ struct Region {
     char* begin;
     size_t size;
     bool shared, writable, initialized;
-    std::vector<Shadow> shadow;
+    Shadow* shadow;  // one for each byte; null for an input
 };
 
 struct Copy {
@@ -69,7 +68,8 @@ struct Thread {
     Index index;
     State state;
     const char* wait_name;
-    int line, predicate;
+    int line;
+    int predicate;  // of the barrier; after it, how many held
     uint32_t mask;
     void* payload;
     WarpFunction function;
@@ -83,7 +83,6 @@ struct Block {
     Index index;
     uint64_t start, barrier;  // times of its first moment and of its last barrier
     uint64_t warp_barrier[kMaxThreads / 32];
-    int num_holding;          // result of the last barrier
 };
 
 Index grid, block_dim;
@@ -95,16 +94,13 @@ Thread* current = nullptr;
 bool checking = false;
 ucontext_t scheduler;
 
-std::string place(const void* pc) {
-    char text[512] = "";
-    if (pc) __sanitizer_symbolize_pc(const_cast<void*>(pc), "%f %S", text, sizeof text);
-    return text;
-}
+// The call before `pc` as an offset in the executable, which the Python side resolves.
+unsigned long place(const void* pc) { return static_cast<const char*>(pc) - &__executable_start - 1; }
 
 [[noreturn]] void fail_access(const char* what, const Region& r, ptrdiff_t offset, size_t n,
                               const void* pc) {
-    fail("%s: %zu bytes at byte %td of %s, which has %zu, at %s", what, n, offset, r.name, r.size,
-         place(pc).c_str());
+    fail("%s: %zu bytes at byte %td of %s, which has %zu @%#lx", what, n, offset, r.name, r.size,
+         place(pc));
 }
 
 // The region that holds `address`, else the nearest one within 64 KiB, else null.
@@ -167,15 +163,15 @@ void check(const void* address, size_t n, Access access, const void* pc) {
     const char* verb = access == Access::kRead ? "read" : "write";
     if (!r) {
         if (access == Access::kRead && a >= &__executable_start && a < &_end) return;
-        fail("%s of %zu bytes at %p, outside every array, at %s", verb, n, address,
-             place(pc).c_str());
+        fail("%s of %zu bytes at %p, outside every array @%#lx", verb, n, address,
+             place(pc));
     }
     const ptrdiff_t offset = a - r->begin;
     if (offset < 0 || offset + n > r->size)
         fail_access((std::string("out of bounds ") + verb).c_str(), *r, offset, n, pc);
     if (access != Access::kRead && !r->writable)
         fail_access("write to an input", *r, offset, n, pc);
-    if (r->shadow.empty()) return;
+    if (!r->shadow) return;
     for (size_t i = offset; i < offset + n; i++) {
         Shadow& s = r->shadow[i];
         if (s.in_flight) fail_access("access during an asynchronous copy", *r, offset, n, pc);
@@ -229,7 +225,7 @@ void run_block(const std::vector<int>& order) {
     for (Region& r : regions) {
         if (!r.shared) continue;
         memset(r.begin, kPoison, r.size);
-        for (Shadow& s : r.shadow) s.in_flight = false;
+        for (size_t i = 0; i < r.size; i++) r.shadow[i].in_flight = false;
     }
     for (Thread& t : threads) start_thread(t);
     for (size_t num_done = 0; num_done < threads.size();) {
@@ -254,10 +250,19 @@ std::vector<int> permutation(int n, int order) {
     return indices;
 }
 
+// Zeroed memory that costs nothing until it is touched.
+char* reserve(size_t size, int protection) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* p = mmap(nullptr, size, protection, flags, -1, 0);
+    if (p == MAP_FAILED) fail("no address space for %zu bytes", size);
+    return static_cast<char*>(p);
+}
+
 void add_region(const char* name, char* begin, size_t size, bool shared, const char* access) {
     const bool writable = strcmp(access, "in") != 0;
-    regions.push_back({name, begin, size, shared, writable, strcmp(access, "out") != 0, {}});
-    if (writable) regions.back().shadow.resize(size);
+    void* shadow = writable ? reserve(size * sizeof(Shadow) + 1, PROT_READ | PROT_WRITE) : nullptr;
+    regions.push_back({name, begin, size, shared, writable, strcmp(access, "out") != 0,
+                       static_cast<Shadow*>(shadow)});
 }
 
 // Shared variables are thread_local ones, so all of them lie in the executable's TLS block.
@@ -280,14 +285,11 @@ int add_shared_regions(dl_phdr_info* info, size_t, void* data) {
     return 1;  // the executable comes first; its libraries are of no interest
 }
 
-// Maps `size` bytes of the file between two pages that nobody may touch.
+// Maps `size` bytes of the file between two guards that nobody may touch.
 char* map_array(int fd, long file_offset, size_t delta, size_t size) {
     const size_t page = 4096, length = (delta + size + page - 1) / page * page;
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    char* base =
-        static_cast<char*>(mmap(nullptr, length + (128 << 10), PROT_NONE, flags, -1, 0));
-    if (base == MAP_FAILED) fail("no address space for an array of %zu bytes", size);
-    base += 64 << 10;
+    const size_t guard = 64 << 10;
+    char* base = reserve(length + 2 * guard, PROT_NONE) + guard;
     if (length && mmap(base, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
                        file_offset) == MAP_FAILED)
         fail("cannot map an array of %zu bytes", size);
@@ -342,9 +344,7 @@ void make_threads() {
         t.id = i;
         t.index = {i % block_dim.x, i / block_dim.x % block_dim.y,
                    i / block_dim.x / block_dim.y};
-        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-        char* base = static_cast<char*>(
-            mmap(nullptr, kStackBytes + 4096, PROT_READ | PROT_WRITE, flags, -1, 0));
+        char* base = reserve(kStackBytes + 4096, PROT_READ | PROT_WRITE);
         mprotect(base, 4096, PROT_NONE);  // catches a stack that overflows
         t.stack = base + 4096;
     }
@@ -414,26 +414,27 @@ int block_barrier(int predicate, int line) {
     me.line = line;
     me.mask = 0;
     me.predicate = predicate != 0;
-    block.num_holding = 0;
+    int num_holding = 0;
     for (const Thread& t : threads) {
-        if (t.state != State::kBlock) return yield(), block.num_holding;
+        if (t.state != State::kBlock) return yield(), me.predicate;
         if (t.line != line)
             fail("divergent barrier: thread %d is at line %d, thread %d at line %d", me.id, line,
                  t.id, t.line);
+        num_holding += t.predicate;
     }
     for (Thread& t : threads) {
         t.state = State::kReady;
-        block.num_holding += t.predicate;
+        t.predicate = num_holding;
     }
     block.barrier = ++now;
     std::fill(std::begin(block.warp_barrier), std::end(block.warp_barrier), now);
-    return block.num_holding;
+    return num_holding;
 }
 
 void async_copy(void* shared, const void* global, int num_bytes, int num_valid) {
     const void* pc = __builtin_return_address(0);
     if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) % num_bytes)
-        fail("misaligned asynchronous copy of %d bytes, at %s", num_bytes, place(pc).c_str());
+        fail("misaligned asynchronous copy of %d bytes @%#lx", num_bytes, place(pc));
     if (num_valid) check(global, num_valid, Access::kRead, pc);
     check(shared, num_bytes, Access::kWrite, pc);
     Region* r = find_region(static_cast<char*>(shared));

@@ -60,9 +60,13 @@ struct Entry<kEntry> {
     static constexpr char kSignature[] = {letter<P>()..., 0};
 
     static void call(const uint64_t* values) {
-        [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
-            kEntry(*reinterpret_cast<const P*>(values + kIndex)...);
-        }(std::index_sequence_for<P...>());
+        call(values, std::index_sequence_for<P...>());
+    }
+
+    template <size_t... kIndex>
+    __attribute__((no_sanitize("thread"))) static void call(const uint64_t* values,
+                                                            std::index_sequence<kIndex...>) {
+        kEntry(*reinterpret_cast<const P*>(values + kIndex)...);
     }
 };
 

@@ -1,0 +1,77 @@
+"""Scale bytes that no writer may write: 0x7F, which is NaN, and those with the top bit set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from nvfp4cupy.checkpoint.weight import NVFP4Weight
+from nvfp4cupy.formats import E4M3_MAX_BYTE, GROUP_SIZE, U8
+from nvfp4cupy.layouts import QK_NVFP4
+
+# Scales looked at in one go: the map of a large file never has to be in memory as a whole.
+_CHUNK_SCALES = 1 << 22
+
+
+@dataclass(frozen=True)
+class BadScale:
+    """A scale byte that is NaN or negative.
+
+    Attributes:
+        expert: index in a stack, None for one matrix.
+        row: row of the matrix.
+        block: index of the group of 16 columns.
+        byte: the byte.
+    """
+
+    expert: int | None
+    row: int
+    block: int
+    byte: int
+
+    def __str__(self) -> str:
+        """Name the byte and the place."""
+        what = "NaN" if self.byte & 0x7F == 0x7F else "negative"
+        place = f"row {self.row}, block {self.block}"
+        expert = "" if self.expert is None else f" of expert {self.expert}"
+        return f"scale byte 0x{self.byte:02X} ({what}) at {place}{expert}"
+
+
+def first_bad_scale(weight: NVFP4Weight) -> BadScale | None:
+    """Return the first bad scale byte of a weight, None when all are good."""
+    return next(bad_scales(weight), None)
+
+
+def bad_scales(weight: NVFP4Weight) -> Iterator[BadScale]:
+    """Yield the bad scale bytes of a weight in order."""
+    for first_row, scales in _scale_rows(weight):
+        for i, block in np.argwhere(scales > E4M3_MAX_BYTE):
+            row, expert = first_row + int(i), None
+            if weight.num_experts is not None:
+                expert, row = divmod(row, weight.shape[-2])
+            yield BadScale(expert, row, int(block), int(scales[i, block]))
+
+
+def max_scale_byte(weight: NVFP4Weight) -> int:
+    """Return the largest good scale byte of a weight, 0 for an empty one."""
+    largest = 0
+    for _, scales in _scale_rows(weight):
+        good = np.where(scales > E4M3_MAX_BYTE, np.uint8(0), scales)
+        largest = max(largest, int(good.max(initial=0)))
+    return largest
+
+
+def _scale_rows(weight: NVFP4Weight) -> Iterator[tuple[int, U8]]:
+    """Yield (first row, scales ``(rows, k/16)``), all experts one below the other."""
+    cols = weight.shape[-1] // GROUP_SIZE
+    if weight.scales is not None:
+        scales = weight.scales.reshape(-1, cols)
+    else:
+        # A view of the 4 scale bytes of each block, (rows, k/64, 4).
+        blocks = weight.codes.reshape(-1, *weight.codes.shape[-2:])
+        scales = blocks[..., : QK_NVFP4 // GROUP_SIZE]
+    step = max(1, _CHUNK_SCALES // max(1, cols))
+    for row in range(0, scales.shape[0], step):
+        yield row, scales[row : row + step].reshape(-1, cols)

@@ -1,0 +1,218 @@
+// CPU bodies behind the names of kernels/ptx.cuh.
+#pragma once
+
+#include "types.cuh"
+
+// The driver defines it: 0 builds the portable path, 1 that of the FP4 matrix instruction.
+#if NVFP4_HAS_FP4_MMA
+#include <fragments.h>
+#endif
+
+namespace ptx {
+
+// ---- memory ------------------------------------------------------------------------------------
+
+template <int kBytes>
+inline void cp_async(void* shared, const void* global, int num_valid = kBytes) {
+    emu::async_copy(shared, global, kBytes, num_valid);
+}
+
+inline void cp_async_commit() { emu::async_commit(); }
+
+template <int kPending>
+inline void cp_async_wait() {
+    emu::async_wait(kPending);
+}
+
+inline uint4 load_streaming(const uint4* pointer) { return *pointer; }
+
+struct MatrixLoad {
+    const void* row;
+    uint32_t r[4];
+};
+
+// Register i of lane l holds the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of tile i.
+template <int kTiles>
+inline void run_ldmatrix(void* const* payloads, uint32_t) {
+    for (int lane = 0; lane < 32; lane++) {
+        for (int i = 0; i < kTiles; i++) {
+            const void* row = static_cast<MatrixLoad*>(payloads[8 * i + lane / 4])->row;
+            memcpy(&static_cast<MatrixLoad*>(payloads[lane])->r[i],
+                   static_cast<const char*>(row) + 4 * (lane % 4), 4);
+        }
+    }
+}
+
+template <int kTiles>
+inline void ldmatrix(const char* name, uint32_t (&r)[kTiles], const void* row) {
+    if (emu::lane() < 8 * kTiles) {
+        if (reinterpret_cast<uintptr_t>(row) % 16) emu::fail("misaligned row of %s", name);
+        emu::check_access(row, 16, emu::Access::kRead);
+    }
+    MatrixLoad load{row, {}};
+    emu::warp_collective(name, 0, ~0u, &load, run_ldmatrix<kTiles>);
+    for (int i = 0; i < kTiles; i++) r[i] = load.r[i];
+}
+
+inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) { ldmatrix("ldmatrix_x4", r, row); }
+inline void ldmatrix_x2(uint32_t (&r)[2], const void* row) { ldmatrix("ldmatrix_x2", r, row); }
+
+// ---- bits and conversions ----------------------------------------------------------------------
+
+inline uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) {
+    const uint64_t both = uint64_t(b) << 32 | a;
+    uint32_t d = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t pick = selector >> 4 * i & 0xF;
+        const uint32_t byte = both >> 8 * (pick & 7) & 0xFF;
+        // The nibble's top bit asks for copies of the byte's sign.
+        d |= (pick & 8 ? (byte & 0x80 ? 0xFFu : 0u) : byte) << 8 * i;
+    }
+    return d;
+}
+
+inline float f16_to_float(uint16_t bits) {
+    const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    float value = exponent ? std::ldexp(1024.0f + mantissa, int(exponent) - 25)
+                           : std::ldexp(float(mantissa), -24);
+    if (exponent == 31) value = mantissa ? NAN : INFINITY;
+    return bits >> 15 ? -value : value;
+}
+
+inline uint16_t float_to_f16(float value) {
+    if (value != value) return 0x7FFF;
+    const uint32_t sign = __float_as_uint(value) >> 16 & 0x8000;
+    const float magnitude = std::fabs(value);
+    if (magnitude >= 65520.0f) return sign | 0x7C00;
+    if (magnitude < std::ldexp(1.0f, -14))  // multiples of 2^-24
+        return sign | uint32_t(std::nearbyint(std::ldexp(magnitude, 24)));
+    const uint32_t bits = __float_as_uint(magnitude);
+    const uint32_t rounded = bits + 0xFFF + (bits >> 13 & 1);
+    return sign | ((rounded >> 13) - ((127 - 15) << 10));
+}
+
+inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+    auto half = [&](int shift) -> uint32_t {
+        return float_to_f16(f16_to_float(a >> shift) * f16_to_float(b >> shift));
+    };
+    return half(16) << 16 | half(0);
+}
+
+inline uint16_t float_to_bf16(float value) {
+    const uint32_t bits = __float_as_uint(value);
+    return value != value ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
+inline uint32_t floats_to_bf16x2(float low, float high) {
+    return uint32_t(float_to_bf16(high)) << 16 | float_to_bf16(low);
+}
+
+inline float reciprocal_approximate(float value) { return 1.0f / value; }
+
+// ---- matrix instructions -----------------------------------------------------------------------
+// Sums are taken in float64 and rounded once to float32: the hardware's own rounding is not known.
+
+struct Matrices {
+    float* d;
+    const uint32_t* a;
+    const uint32_t* b;
+    uint32_t scale_a, scale_b;
+};
+
+inline const Matrices& matrices(void* const* payloads, int lane) {
+    return *static_cast<const Matrices*>(payloads[lane]);
+}
+
+template <double (*kDecode)(uint16_t)>
+inline void run_mma_m16n8k16(void* const* payloads, uint32_t) {
+    double a[16][16], b[8][16];
+    for (int lane = 0; lane < 32; lane++) {
+        const int g = lane / 4, t = lane % 4;
+        const Matrices& m = matrices(payloads, lane);
+        for (int v = 0; v < 8; v++)
+            a[g + v / 2 % 2 * 8][2 * t + v % 2 + v / 4 * 8] = kDecode(m.a[v / 2] >> v % 2 * 16);
+        for (int v = 0; v < 4; v++)
+            b[g][2 * t + v % 2 + v / 2 * 8] = kDecode(m.b[v / 2] >> v % 2 * 16);
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        for (int v = 0; v < 4; v++) {
+            float& d = matrices(payloads, lane).d[v];
+            double sum = d;
+            for (int k = 0; k < 16; k++)
+                sum += a[lane / 4 + v / 2 * 8][k] * b[lane % 4 * 2 + v % 2][k];
+            d = float(sum);
+        }
+    }
+}
+
+inline double f16_to_double(uint16_t bits) { return f16_to_float(bits); }
+
+// By hand where the value is subnormal, which a conversion with flush-to-zero would lose.
+inline double bf16_to_double(uint16_t bits) {
+    if (bits & 0x7F80) return __uint_as_float(uint32_t(bits) << 16);
+    return std::ldexp(bits >> 15 ? -(bits & 127) : bits & 127, -133);
+}
+
+inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    Matrices m{d, a, b, 0, 0};
+    emu::warp_collective("mma_m16n8k16_f16", 0, ~0u, &m, run_mma_m16n8k16<f16_to_double>);
+}
+
+inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    Matrices m{d, a, b, 0, 0};
+    emu::warp_collective("mma_m16n8k16_bf16", 0, ~0u, &m, run_mma_m16n8k16<bf16_to_double>);
+}
+
+#if NVFP4_HAS_FP4_MMA
+inline float e2m1(uint32_t code) {
+    constexpr float kLevels[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    return code & 8 ? -kLevels[code & 7] : kLevels[code & 7];
+}
+
+inline float ue4m3(uint32_t byte) {
+    const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    if ((byte & 0x7F) == 0x7F) return NAN;
+    return exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+}
+
+// The lanes that the selectors leave out are never looked at.
+template <int kSelectorA, int kSelectorB>
+inline void run_mma_m16n8k64(void* const* payloads, uint32_t) {
+    float a[16][64], b[8][64], scale_a[16][4], scale_b[8][4];
+    for (int lane = 0; lane < 32; lane++) {
+        const Matrices& m = matrices(payloads, lane);
+        for (int v = 0; v < 32; v++)
+            a[kFragmentA[lane][v][0]][kFragmentA[lane][v][1]] = e2m1(m.a[v / 8] >> v % 8 * 4);
+        for (int v = 0; v < 16; v++)
+            b[kFragmentB[lane][v][0]][kFragmentB[lane][v][1]] = e2m1(m.b[v / 8] >> v % 8 * 4);
+        for (int i = 0; i < 4; i++) {
+            const auto& [row, row_k] = kFragmentScaleA[lane][i];
+            const auto& [column, column_k] = kFragmentScaleB[lane][i];
+            if (lane % 4 / 2 == kSelectorA) scale_a[row][row_k / 16] = ue4m3(m.scale_a >> 8 * i);
+            if (lane % 4 == kSelectorB) scale_b[column][column_k / 16] = ue4m3(m.scale_b >> 8 * i);
+        }
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        for (int v = 0; v < 4; v++) {
+            const auto& [row, column] = kFragmentC[lane][v];
+            float& d = matrices(payloads, lane).d[v];
+            double sum = d;
+            for (int k = 0; k < 64; k++)
+                sum += double(a[row][k] * scale_a[row][k / 16]) *
+                       double(b[column][k] * scale_b[column][k / 16]);
+            d = float(sum);
+        }
+    }
+}
+
+template <int kSelectorA, int kSelectorB>
+inline void mma_m16n8k64_e2m1(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                              uint32_t scale_a, uint32_t scale_b) {
+    static_assert(kSelectorA >= 0 && kSelectorA < 2 && kSelectorB >= 0 && kSelectorB < 4, "");
+    Matrices m{d, a, b, scale_a, scale_b};
+    emu::warp_collective("mma_m16n8k64_e2m1", 0, ~0u, &m,
+                         run_mma_m16n8k64<kSelectorA, kSelectorB>);
+}
+#endif
+
+}  // namespace ptx
