@@ -37,7 +37,6 @@ MMQ_WEIGHT_ROWS = 128  # weight rows per block
 SWIZZLE_ROWS = 128
 SWIZZLE_COLS = 4
 
-_SUBBLOCK_BYTES = GROUP_SIZE // 2
 _LOW_NIBBLES = np.uint8(0x0F)
 _HIGH_NIBBLES = np.uint8(0xF0)
 
@@ -152,10 +151,7 @@ def linear_to_block_nvfp4(packed: U8, scales: U8, *, nibble_order: NibbleOrder =
         raise ValueError(f"nibble_order must be one of {allowed}, got {nibble_order!r}")
     n, k = _linear_shape(packed, scales, QK_NVFP4)
     blocks = np.empty(block_nvfp4_shape(n, k), np.uint8)
-    num_scales = QK_NVFP4 // GROUP_SIZE
-    blocks[..., :num_scales] = scales.reshape(n, k // QK_NVFP4, num_scales)
-    codes = _subblocks(blocks, num_scales)
-    _split_halves(packed.reshape(codes.shape), codes, swapped=nibble_order == "high_first")
+    _write_blocks(blocks, packed, scales, swapped=nibble_order == "high_first")
     return blocks
 
 
@@ -173,13 +169,7 @@ def block_nvfp4_to_linear(blocks: U8) -> tuple[U8, U8]:
         ValueError: the shape is not ``(n, k/64, 36)``.
     """
     _check_blocks(blocks, "(n, k/64, 36)", NVFP4_BLOCK_BYTES)
-    n, num_blocks, _ = blocks.shape
-    num_scales = QK_NVFP4 // GROUP_SIZE
-    scales = blocks[..., :num_scales].reshape(n, num_blocks * num_scales)
-    codes = _subblocks(blocks, num_scales)
-    packed = np.empty(codes.shape, np.uint8)
-    _join_halves(codes, packed)
-    return packed.reshape(n, num_blocks * QK_NVFP4 // 2), scales
+    return _read_blocks(blocks)
 
 
 def linear_to_block_fp4_mmq(packed: U8, scales: U8) -> U8:
@@ -197,11 +187,7 @@ def linear_to_block_fp4_mmq(packed: U8, scales: U8) -> U8:
     """
     m, k = _linear_shape(packed, scales, FP4_MMQ_BLOCK_VALUES)
     blocks = np.empty(block_fp4_mmq_shape(m, k), np.uint8)
-    num_scales = FP4_MMQ_BLOCK_VALUES // GROUP_SIZE
-    by_row = blocks.transpose(1, 0, 2)  # [m, kpad/256, 144]
-    by_row[..., :num_scales] = scales.reshape(m, k // FP4_MMQ_BLOCK_VALUES, num_scales)
-    codes = _subblocks(by_row, num_scales)
-    _split_halves(packed.reshape(codes.shape), codes)
+    _write_blocks(blocks.transpose(1, 0, 2), packed, scales)
     return blocks
 
 
@@ -219,14 +205,7 @@ def block_fp4_mmq_to_linear(blocks: U8) -> tuple[U8, U8]:
         ValueError: the shape is not ``(kpad/256, m, 144)``.
     """
     _check_blocks(blocks, "(kpad/256, m, 144)", FP4_MMQ_BLOCK_BYTES)
-    num_blocks, m, _ = blocks.shape
-    num_scales = FP4_MMQ_BLOCK_VALUES // GROUP_SIZE
-    by_row = blocks.transpose(1, 0, 2)
-    scales = by_row[..., :num_scales].reshape(m, num_blocks * num_scales)
-    codes = _subblocks(by_row, num_scales)
-    packed = np.empty(codes.shape, np.uint8)
-    _join_halves(codes, packed)
-    return packed.reshape(m, num_blocks * FP4_MMQ_BLOCK_VALUES // 2), scales
+    return _read_blocks(blocks.transpose(1, 0, 2))
 
 
 def _linear_shape(packed: U8, scales: U8, multiple: int) -> tuple[int, int]:
@@ -247,30 +226,35 @@ def _check_blocks(blocks: U8, shape: str, block_bytes: int) -> None:
         raise ValueError(f"blocks must have shape {shape}, got {blocks.shape}")
 
 
-def _subblocks(blocks: U8, num_scales: int) -> U8:
-    """View the codes of ``(a, b, bytes)`` blocks as ``(a, b, sub-blocks, 8)``; never a copy."""
-    a, b, _ = blocks.shape
-    row, column, byte = blocks.strides
-    return np.lib.stride_tricks.as_strided(
-        blocks[..., num_scales:],
-        shape=(a, b, num_scales, _SUBBLOCK_BYTES),
-        strides=(row, column, _SUBBLOCK_BYTES * byte, byte),
-    )
-
-
-def _split_halves(pairs: U8, halves: U8, *, swapped: bool = False) -> None:
-    """Write sub-blocks ``(..., 8)`` of pairs (2j, 2j + 1) as halves (j, 8 + j) into ``halves``."""
+def _write_blocks(blocks: U8, packed: U8, scales: U8, *, swapped: bool = False) -> None:
+    """Fill ``(rows, blocks, bytes)``; ``swapped``: the even element is in the high nibble."""
+    scale_bytes, halves = _parts(blocks)
+    scale_bytes[...] = scales.reshape(scale_bytes.shape)
+    pairs = packed.reshape(halves.shape)
     first, second = pairs[..., :4], pairs[..., 4:]  # codes 0..7, codes 8..15
     even, odd = (1, 0) if swapped else (0, 1)
     halves[..., even::2] = (first & _LOW_NIBBLES) | (second << np.uint8(4))
     halves[..., odd::2] = (first >> np.uint8(4)) | (second & _HIGH_NIBBLES)
 
 
-def _join_halves(halves: U8, pairs: U8) -> None:
-    """Undo ``_split_halves`` into ``pairs``."""
+def _read_blocks(blocks: U8) -> tuple[U8, U8]:
+    """Undo ``_write_blocks``: ``(rows, blocks, bytes)`` to linear codes and scales."""
+    scale_bytes, halves = _parts(blocks)
+    pairs = np.empty(halves.shape, np.uint8)
     even, odd = halves[..., 0::2], halves[..., 1::2]
     pairs[..., :4] = (even & _LOW_NIBBLES) | (odd << np.uint8(4))
     pairs[..., 4:] = (even >> np.uint8(4)) | (odd & _HIGH_NIBBLES)
+    rows, num_blocks, num_scales, subblock_bytes = halves.shape
+    num_groups = num_blocks * num_scales
+    return pairs.reshape(rows, num_groups * subblock_bytes), scale_bytes.reshape(rows, num_groups)
+
+
+def _parts(blocks: U8) -> tuple[U8, U8]:
+    """View blocks as scales ``(rows, blocks, s)`` and sub-blocks ``(rows, blocks, s, 8)``."""
+    rows, num_blocks, block_bytes = blocks.shape
+    num_scales = block_bytes // (1 + GROUP_SIZE // 2)  # a group is 1 byte of scale, 8 of codes
+    halves = blocks[..., num_scales:]  # splitting the last axis never copies
+    return blocks[..., :num_scales], halves.reshape(rows, num_blocks, num_scales, GROUP_SIZE // 2)
 
 
 def swizzle_scales(scales: NDArray[Any]) -> NDArray[Any]:

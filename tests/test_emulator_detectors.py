@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nvfp4cupy.launch import Arg, LaunchConfig, pointer, u32
-from tests.emulator import Emulator, EmulatorError, Sparse, missing_emulator, session_folder
+from emulator import Emulator, EmulatorError, Sparse, missing_emulator, session_folder
 
 pytestmark = pytest.mark.skipif(bool(missing_emulator()), reason=missing_emulator())
 
@@ -213,12 +213,12 @@ _COPIES = {
 def test_wrong_asynchronous_copy_is_caught(emulate: Emulator, name: str) -> None:
     body, message = _COPIES[name]
     with pytest.raises(EmulatorError, match=message):
-        _run(emulate, emulate.expand(_COPY.replace("BODY", body)))
+        _run(emulate, _COPY.replace("BODY", body))
 
 
 def test_asynchronous_copy_zeroes_what_is_not_valid(emulate: Emulator) -> None:
     body = "ptx::cp_async_wait<0>(); __syncthreads(); y[i] = s[31 - i];"
-    y = _run(emulate, emulate.expand(_COPY.replace("BODY", body)))
+    y = _run(emulate, _COPY.replace("BODY", body))
     np.testing.assert_array_equal(y, [0, *range(30, -1, -1)])
 
 

@@ -142,7 +142,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     x, a, blocks = operands(2, 3, 320)
     with pytest.raises(ValueError, match=r"a must have shape \(2, m, 144\) for k=320, got \(1, 2"):
         reference.nvfp4_mmq_gemm(a[:1], blocks)
-    with pytest.raises(TypeError, match="a must be uint8 blocks of quantized .*, got bfloat16"):
+    with pytest.raises(TypeError, match="a must be uint8 blocks of quantized activations, got"):
         reference.nvfp4_mmq_gemm(x, blocks)
     with pytest.raises(ValueError, match=r"x must have shape \(m, 320\), got \(2, 319\)"):
         reference.nvfp4_w4a16_gemm(x[:, :-1], blocks)

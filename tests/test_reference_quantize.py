@@ -97,21 +97,21 @@ def test_swizzled_scales_are_the_linear_ones_in_another_order(scale_search: int)
     assert_bytes_equal(swizzled, layouts.swizzle_scales(linear), "scales")
 
 
-def test_the_search_lowers_the_error_of_real_looking_groups() -> None:
-    x = random(64, 256) ** 3
-    gsa = reference.amax_gsa(x)
+@pytest.mark.parametrize("rounding", formats.ROUNDINGS)
+def test_the_search_never_raises_the_error_of_a_group(rounding: formats.Rounding) -> None:
+    v = random(64, 256) ** 3
     errors = []
     for scale_search in (0, 2):
-        options: dict[str, Any] = {"rounding": "nearest_low", "scale_search": scale_search}
-        pair = reference.quantize_nvfp4_from_buffer(x, gsa, **options)
-        y = reference.dequantize_nvfp4(*pair, gsa, dtype="float32")
-        errors.append(np.square(y - x).reshape(64, -1, 16).sum(axis=-1) / gsa[:, None] ** 2)
-    # The search includes the amax scale; it sums in float32: 16 roundings of 2^-24 each, and the
-    # product with gsa rounds both sides by 2^-24 of values up to 2688, as does float32 x / gsa.
-    rounding = 2.0**-20 * errors[0] + 16 * (2688 * 2.0**-22) ** 2
-    slack = 2 * 2688 * 2.0**-22 * np.sqrt(16 * errors[0])
-    assert (errors[1] <= errors[0] + rounding + slack).all()
-    assert errors[1].sum() < 0.95 * errors[0].sum()
+        pair = reference.quantize_nvfp4(v, 1.0, rounding=rounding, scale_search=scale_search)
+        y = reference.dequantize_nvfp4(*pair, 1.0, dtype="float32")  # exact
+        errors.append(np.square(y.astype(np.float64) - v).reshape(64, -1, 16).sum(axis=-1))
+    # The amax scale is one of the candidates. Errors are compared in float32: 16 fma and the
+    # differences, each rounded by 2^-24, stay below 2^-18 of the sum; a group below 6 * 2^-9 is
+    # not searched the same way. A code that v / s and v * (1 / s) round apart lies on a tie, where
+    # the two squares differ by less than 2^-16 of their sum.
+    searched = np.abs(v).reshape(64, -1, 16).max(axis=-1) >= 6 / 512
+    assert (errors[1] <= errors[0] * (1 + 2.0**-15))[searched].all()
+    assert errors[1].sum() < errors[0].sum()
 
 
 @settings(max_examples=60, deadline=None)

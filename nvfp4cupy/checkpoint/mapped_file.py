@@ -1,7 +1,8 @@
-"""A file that is both mapped and read."""
+"""A file mapped into memory."""
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,7 @@ from nvfp4cupy.formats import U8
 
 
 class MappedFile:
-    """An open file: ``raw`` gives views of the map, ``read`` gives copies.
-
-    A view costs nothing until it is used, but its pages then count as memory of the process;
-    whoever streams a file in pieces reads, and stays small.
+    """The bytes of a file, read when they are looked at.
 
     Args:
         path: a file that is not empty.
@@ -22,47 +20,38 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = open(path, "rb", buffering=0)  # noqa: SIM115, closed by close()
-        try:
-            self._map: U8 = np.asarray(np.memmap(self.file, np.uint8, "r"))
-        except BaseException:
-            self.file.close()
-            raise
+        with open(path, "rb") as file:
+            self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._bytes: U8 = np.frombuffer(self._map, np.uint8)
 
     @property
-    def nbytes(self) -> int:
-        """Return the length of the file when it was opened."""
-        return self._map.size
+    def bytes(self) -> U8:
+        """Return all bytes, read-only."""
+        return self._bytes
 
     def raw(self, info: TensorInfo) -> U8:
-        """Return the bytes of a tensor, uint8 ``(nbytes,)``, mapped and read-only.
+        """Return the bytes of a tensor, uint8 ``(nbytes,)``, read-only.
 
         Raises:
             ValueError: the file is closed.
         """
-        if self.file.closed:
+        if self._map is None:
             raise ValueError(f"{self.path} is closed")
-        return self._map[info.offset : info.offset + info.nbytes]
+        return self._bytes[info.offset : info.offset + info.nbytes]
 
-    def read(self, info: TensorInfo, start: int, stop: int) -> U8:
-        """Read the bytes from ``start`` to ``stop`` of a tensor into memory.
+    def release(self, info: TensorInfo) -> None:
+        """Let the system drop the pages of a tensor; arrays stay valid and read them anew.
 
-        Raises:
-            ValueError: the file is closed, or ends before them.
+        Without this whoever walks through a large file seems to need as much memory.
         """
-        if self.file.closed:
-            raise ValueError(f"{self.path} is closed")
-        data = np.empty(stop - start, np.uint8)
-        self.file.seek(info.offset + start)
-        done = 0
-        while done < data.size:  # the system may give less than was asked for
-            got = self.file.readinto(memoryview(data)[done:])
-            if not got:
-                raise ValueError(f"{info.where} is truncated at byte {start + done}")
-            done += got
-        return data
+        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        stop = min(info.offset + info.nbytes, len(self._map))
+        if stop > start:
+            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def close(self) -> None:
-        """Close the file; arrays that were given out keep the map, and stay valid."""
-        self.file.close()
-        self._map = np.empty(0, np.uint8)
+        """Let go of the file; arrays that were given out keep the map, and stay valid."""
+        self._map = None
+        self._bytes = np.empty(0, np.uint8)

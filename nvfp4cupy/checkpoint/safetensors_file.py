@@ -38,9 +38,9 @@ class SafetensorsFile:
         """Return the bytes of a tensor, uint8 ``(nbytes,)``, mapped and read-only."""
         return self._mapped.raw(info)
 
-    def read(self, info: TensorInfo, start: int, stop: int) -> U8:
-        """Read the bytes from ``start`` to ``stop`` of a tensor into memory."""
-        return self._mapped.read(info, start, stop)
+    def release(self, info: TensorInfo) -> None:
+        """Let the system drop the pages of a tensor from memory."""
+        self._mapped.release(info)
 
     def close(self) -> None:
         """Close the file; arrays that were given out stay valid."""

@@ -110,8 +110,8 @@ class TensorFile(Protocol):
     def raw(self, info: TensorInfo) -> U8:
         """Return the bytes of a tensor, uint8 ``(nbytes,)``, mapped and read-only."""
 
-    def read(self, info: TensorInfo, start: int, stop: int) -> U8:
-        """Read the bytes from ``start`` to ``stop`` of a tensor into memory."""
+    def release(self, info: TensorInfo) -> None:
+        """Let the system drop the pages of a tensor from memory."""
 
     def close(self) -> None:
         """Let go of the file."""

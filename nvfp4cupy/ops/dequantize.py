@@ -66,6 +66,10 @@ def dequantize_nvfp4(
             launchers.Dequantize()(codes, scales, gsa, y, scale_layout=scale_layout)
         else:
             y[...] = reference.dequantize_nvfp4(
-                codes, scales, gsa, dtype=kind.name, scale_layout=scale_layout
+                codes, scales, _for_reference(gsa), dtype=kind.name, scale_layout=scale_layout
             )
     return y
+
+
+def _for_reference(gsa: Any) -> Any:
+    return float(gsa[0]) if getattr(gsa, "shape", None) == (1,) else gsa

@@ -26,7 +26,7 @@ import numpy as np
 from nvfp4cupy import sources
 from nvfp4cupy.launch import Arg, LaunchConfig
 
-__all__ = ["LEFT_OUT", "Emulator", "EmulatorError", "Sparse", "missing_emulator"]
+__all__ = ["LEFT_OUT", "Emulator", "EmulatorError", "Sparse", "missing_emulator", "session_folder"]
 
 # Kernel sources that are not emulated, each with its reason.
 LEFT_OUT: dict[str, str] = {}
@@ -51,7 +51,6 @@ _EXTERN_SHARED = re.compile(
 )
 _MAX_SHARED_BYTES = 227 * 1024
 _PLACE = re.compile(r"@(0x[0-9a-f]+)")
-_TIMEOUT_S = 120
 
 
 class EmulatorError(RuntimeError):
@@ -77,12 +76,22 @@ def fragments_header() -> str:
     return "\n".join(lines) + "\n"
 
 
+def expand(name: str, text: str = "") -> str:
+    """Return a source in ``kernels/``, or ``text``, with its headers inlined, PTX's being ours."""
+    header = (_HERE / "ptx_cpu.cuh").read_text()
+    if not text:
+        return sources.expand(name, replacements={"ptx.cuh": header})
+    types = sources.find("types.cuh").read_text()
+    header = header.replace('#include "types.cuh"', types)
+    return text.replace('#include "ptx.cuh"', header.replace("#pragma once", ""))
+
+
 def program(config: LaunchConfig, text: str) -> str:
     """Return the kernel's text with what the runtime needs behind it."""
     dynamic = _EXTERN_SHARED.search(text)
     lines = [text, '#line 1 "emulator"', "namespace emu {"]
-    lines.append(f"const Kernel kernel = {{Entry<{config.entry}>::kSignature,")
-    lines.append(f"                       Entry<{config.entry}>::call}};")
+    lines.append(f"const Kernel kernel = {{Entry<::{config.entry}>::kSignature,")
+    lines.append(f"                       Entry<::{config.entry}>::call}};")
     if dynamic:
         align, kind, name = dynamic.groups()
         size = f"{_MAX_SHARED_BYTES} / sizeof({kind})"
@@ -101,12 +110,19 @@ class Sparse:
     pieces: dict[int, np.ndarray]
 
 
+def session_folder(factory: Any) -> Path:
+    """Return the folder that all workers of a pytest session share for compiled kernels."""
+    base: Path = factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulator"
+
+
 class Emulator:
     """Compiles kernels into ``folder``, each once, and runs them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, timeout_s: float = 120) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._timeout_s = timeout_s
 
     def prebuild(self, configs: Iterable[LaunchConfig], *, fp4_mma: bool = False) -> None:
         """Compile on all cores what later calls will need."""
@@ -115,9 +131,7 @@ class Emulator:
 
     def build(self, config: LaunchConfig, *, fp4_mma: bool = False, text: str = "") -> Path:
         """Return the executable of one entry; ``text`` stands in for ``config.source``."""
-        if not text:
-            header = (_HERE / "ptx_cpu.cuh").read_text()
-            text = sources.expand(config.source, replacements={"ptx.cuh": header})
+        text = expand(config.source, text)
         defines = [f"-D{name}={value}" for name, value in config.defines]
         defines.append(f"-DNVFP4_HAS_FP4_MMA={int(fp4_mma)}")
         defines.append(f"-D__CUDA_ARCH__={1200 if fp4_mma else 800}")
@@ -166,7 +180,7 @@ class Emulator:
             sizes = (*config.grid, *config.block, config.shared_mem, len(lines), len(blocks))
             lines.insert(0, " ".join(map(str, (fd, order, *sizes))))
             lines += [" ".join(map(str, block)) for block in blocks]
-            _launch(executable, "\n".join(lines), fd)
+            _launch(executable, "\n".join(lines), fd, self._timeout_s)
             _read_back(fd, config.args, places)
         finally:
             os.close(fd)
@@ -258,14 +272,18 @@ def _read_back(fd: int, args: Sequence[Arg], places: Sequence[int]) -> None:
                 piece[:] = os.pread(fd, len(piece), place + at)
 
 
-def _launch(executable: Path, job: str, fd: int) -> None:
+def _launch(executable: Path, job: str, fd: int, timeout_s: float) -> None:
     try:
         result = subprocess.run(
-            [executable], input=job, capture_output=True, text=True, pass_fds=[fd],
-            timeout=_TIMEOUT_S,
+            [executable],
+            input=job,
+            capture_output=True,
+            text=True,
+            pass_fds=[fd],
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired as error:
-        raise EmulatorError(f"not done after {_TIMEOUT_S} s") from error
+        raise EmulatorError(f"not done after {timeout_s} s") from error
     if result.returncode:
         message = result.stderr.strip() or f"ended with code {result.returncode}"
         raise EmulatorError(_PLACE.sub(lambda m: _source_line(executable, m[1]), message))
