@@ -8,8 +8,9 @@
 // hence exact in float16; the accumulators then hold the sum times 2^-28.
 //
 // While one step multiplies, its operand registers are filled with the next one's, each as soon as
-// its last use is past: `Refill` has a(i), a_scales(i), b(j / 2), b_scales(j), which load them, and
-// slot(s), s in [0, kSlots), called evenly in between for other work.
+// its last use is past: `Refill` loads them with a(tile), b(pair of tiles), a_scales(i) and b_scales(i),
+// i the index of a scale register; slot(s), s in [0, kSlots), is called evenly in between, for other
+// work.
 #pragma once
 
 #include "mmq_fragments.cuh"
@@ -43,14 +44,20 @@ struct Operands {
     uint32_t a_scales[kNumScalesA];
     uint32_t b_scales[kNumScalesB];
 
-    // Reads scale register i; `scales` holds one word for each row of the warp.
-    __device__ __forceinline__ void load_a_scales(const uint32_t* scales, int i, uint32_t lane) {
-        a_scales[i] = scales[32 * i + (kTilesA == 1 ? a_scale_row(lane) % 16 : a_scale_row(lane))];
+    // Reads scale register i; `scales` is the word of the warp's first row plus lane_a_scale(lane).
+    __device__ __forceinline__ void load_a_scales(const uint32_t* scales, int i, uint32_t) {
+        a_scales[i] = scales[32 * i];
     }
-    __device__ __forceinline__ void load_b_scales(const uint32_t* scales, int i, uint32_t lane) {
-        b_scales[i] = scales[32 * i + b_scale_token(lane) % (8 * kTilesB)];
+    __device__ __forceinline__ void load_b_scales(const uint32_t* scales, int i, uint32_t) {
+        b_scales[i] = scales[32 * i];
     }
-    __device__ __forceinline__ void prepare(uint32_t) {}
+    static __device__ __forceinline__ uint32_t lane_a_scale(uint32_t lane) {
+        return kTilesA == 1 ? a_scale_row(lane) % 16 : a_scale_row(lane);
+    }
+    static __device__ __forceinline__ uint32_t lane_b_scale(uint32_t lane) {
+        return b_scale_token(lane) % (8 * kTilesB);
+    }
+    __device__ __forceinline__ void prepare() {}
 };
 
 template <int kTilesA, int kTilesB>
@@ -78,10 +85,10 @@ __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
             // clang-format on
             refill.slot(i * kTilesB + j);
             if (i == kTilesA - 1 && j % 2 == 1) refill.b(j / 2);
-            if (i == kTilesA - 1 && (j % 4 == 3 || j == kTilesB - 1)) refill.b_scales(j);
+            if (i == kTilesA - 1 && (j % 4 == 3 || j == kTilesB - 1)) refill.b_scales(j / 4);
         }
         refill.a(i);
-        if (i % 2 == 1 || i == kTilesA - 1) refill.a_scales(i);
+        if (i % 2 == 1 || i == kTilesA - 1) refill.a_scales(i / 2);
     }
 }
 
@@ -116,6 +123,8 @@ __device__ __forceinline__ uint32_t lane_scales(uint32_t scales, uint32_t lane) 
 
 template <int kTilesA, int kTilesB>
 struct Operands {
+    static constexpr int kNumScalesA = kTilesA;
+    static constexpr int kNumScalesB = kTilesB;
     uint32_t a[kTilesA][4];
     uint32_t b[kTilesB][2];
     uint32_t a_scales[kTilesA][2];  // rows g, g + 8; float16 pairs
@@ -124,12 +133,14 @@ struct Operands {
     uint32_t b_first[2];           // tile 0, decoded for part 0
 
     __device__ __forceinline__ void load_a_scales(const uint32_t* scales, int i, uint32_t lane) {
-        a_scales[i][0] = lane_scales(scales[16 * i + a_row(lane, 0)], lane);
-        a_scales[i][1] = lane_scales(scales[16 * i + a_row(lane, 1)], lane);
+        a_scales[i][0] = lane_scales(scales[16 * i], lane);
+        a_scales[i][1] = lane_scales(scales[16 * i + 8], lane);
     }
     __device__ __forceinline__ void load_b_scales(const uint32_t* scales, int i, uint32_t lane) {
-        b_scales[i] = lane_scales(scales[8 * i + b_token(lane)], lane);
+        b_scales[i] = lane_scales(scales[8 * i], lane);
     }
+    static __device__ __forceinline__ uint32_t lane_a_scale(uint32_t lane) { return a_row(lane, 0); }
+    static __device__ __forceinline__ uint32_t lane_b_scale(uint32_t lane) { return b_token(lane); }
     template <int kPart>
     __device__ __forceinline__ void decode_a(uint32_t (&fragments)[kTilesA][4], int unit) const {
         int i = unit / 2, r = unit % 2;  // r = 1: row g + 8
@@ -140,7 +151,7 @@ struct Operands {
     __device__ __forceinline__ void decode_b(uint32_t (&fragment)[2], int j) const {
         decode_scaled<kPart>(b[j][kPart / 2], b_scales[j], fragment[0], fragment[1]);
     }
-    __device__ __forceinline__ void prepare(uint32_t) {
+    __device__ __forceinline__ void prepare() {
 #pragma unroll
         for (int unit = 0; unit < 2 * kTilesA; ++unit) decode_a<0>(a_first, unit);
         decode_b<0>(b_first, 0);
@@ -160,8 +171,7 @@ __device__ __forceinline__ void multiply_part(float (&acc)[kTilesA][kTilesB][4],
                                               const Refill& refill) {
     constexpr int kNext = (kPart + 1) % 4;
     // In part 2 all of A is decoded in the first half, so that it can be refilled for part 3.
-    constexpr int kUnits = kPart == 2 && kTilesB > 2 ? 4 * kTilesA / kTilesB
-                                                     : (2 * kTilesA + kTilesB - 1) / kTilesB;
+    constexpr int kUnits = kPart == 2 ? 4 * kTilesA / kTilesB : (2 * kTilesA + kTilesB - 1) / kTilesB;
 #pragma unroll
     for (int j = 0; j < kTilesB; ++j) {
         uint32_t b_next[2];

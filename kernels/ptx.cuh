@@ -161,6 +161,68 @@ __device__ __forceinline__ uint32_t floats_to_bf16x2(float low, float high) {
     return d;
 }
 
+// The larger and the smaller of each pair of values; NaN if one of them is.
+__device__ __forceinline__ uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ uint32_t min_nan_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ uint32_t min_nan_f16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ float max_nan(float a, float b) {
+    float d;
+    asm("max.NaN.ftz.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+    return d;
+}
+
+// The smaller of each pair of signed 16-bit integers.
+__device__ __forceinline__ uint32_t min_s16x2(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t d;
+    asm("min.s16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+#else
+    const int low_a = static_cast<int16_t>(a), low_b = static_cast<int16_t>(b);
+    const int a32 = static_cast<int>(a), b32 = static_cast<int>(b);
+    // The upper halves decide the order of the whole words unless they are equal.
+    return byte_permute(static_cast<uint32_t>(low_a < low_b ? low_a : low_b),
+                        static_cast<uint32_t>(a32 < b32 ? a32 : b32), 0x7610);
+#endif
+}
+
+// low | high << 16
+__device__ __forceinline__ uint32_t join_halves(uint16_t low, uint16_t high) {
+    uint32_t d;
+    asm("mov.b32 %0, {%1, %2};" : "=r"(d) : "h"(low), "h"(high));
+    return d;
+}
+
+#if __CUDA_ARCH__ >= 890
+// Rounds to E4M3, nearest, ties to even, at most 448: low byte from a, the next from b; NaN is 0x7F.
+__device__ __forceinline__ uint16_t floats_to_e4m3x2(float a, float b) {
+    uint16_t bytes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(bytes) : "f"(a), "f"(b));
+    return bytes;
+}
+#endif
+
 __device__ __forceinline__ float reciprocal_approximate(float value) {
     float d;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(value));

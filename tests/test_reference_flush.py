@@ -95,7 +95,7 @@ def test_scalars_are_rounded_and_flushed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "cols"), [(0, 16), (5, 0), (1, 16), (7, 48), (3000, 64), (3, 40000), (2, 65536)]
+    ("rows", "cols"), [(0, 16), (5, 0), (1, 16), (7, 48), (3000, 64), (3, 80000), (2, 65536)]
 )
 def test_chunks_tile_the_matrix(rows: int, cols: int) -> None:
     count = np.zeros((rows, cols), int)

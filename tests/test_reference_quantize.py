@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvfp4cupy import formats, layouts, reference
+from nvfp4cupy.reference.chunks import CHUNK_VALUES
 
 BF16 = formats.bfloat16()
 DEINTERLEAVE = "s1_deinterleave_g"
@@ -76,11 +77,11 @@ def test_the_four_quantizers_agree(
 
 
 def test_results_do_not_depend_on_how_the_matrix_is_cut() -> None:
-    x = random(3, 2**16 + 32)  # one row is longer than a chunk
+    x = random(3, CHUNK_VALUES + 32)  # one row is longer than a chunk
     gsa = reference.amax_gsa(x)
     assert_bytes_equal(gsa, np.abs(x).max(axis=1) / np.float32(2688))
     codes, scales = reference.quantize_nvfp4_from_buffer(x, gsa)
-    for col in (slice(0, 48), slice(2**15 - 16, 2**15 + 16), slice(2**16, 2**16 + 32)):
+    for col in (slice(0, 48), slice(CHUNK_VALUES - 16, CHUNK_VALUES + 32)):
         part = reference.quantize_nvfp4_from_buffer(x[:, col], gsa)
         assert_bytes_equal(part[0], codes[:, col.start // 2 : col.stop // 2], "codes")
         assert_bytes_equal(part[1], scales[:, col.start // 16 : col.stop // 16], "scales")
@@ -97,7 +98,7 @@ def test_swizzled_scales_are_the_linear_ones_in_another_order(scale_search: int)
     assert_bytes_equal(swizzled, layouts.swizzle_scales(linear), "scales")
 
 
-@pytest.mark.parametrize("rounding", formats.ROUNDINGS)
+@pytest.mark.parametrize("rounding", ["nearest_low", "nearest_even"])
 def test_the_search_never_raises_the_error_of_a_group(rounding: formats.Rounding) -> None:
     v = random(64, 256) ** 3
     errors = []
@@ -106,9 +107,10 @@ def test_the_search_never_raises_the_error_of_a_group(rounding: formats.Rounding
         y = reference.dequantize_nvfp4(*pair, 1.0, dtype="float32")  # exact
         errors.append(np.square(y.astype(np.float64) - v).reshape(64, -1, 16).sum(axis=-1))
     # The amax scale is one of the candidates. Errors are compared in float32: 16 fma and the
-    # differences, each rounded by 2^-24, stay below 2^-18 of the sum; a group below 6 * 2^-9 is
-    # not searched the same way. A code that v / s and v * (1 / s) round apart lies on a tie, where
-    # the two squares differ by less than 2^-16 of their sum.
+    # differences, each rounded by 2^-24, stay below 2^-18 of the sum. Where v / s and v * (1 / s)
+    # round to different codes, both are equally near but for 2^-22 of v, at most 6.4 s, and at
+    # least 0.25 s away: their squares differ by less than 2 * 26 * 2^-22 < 2^-16 of themselves.
+    # Below 6 * 2^-9 the amax scale is 0 by a rule of its own.
     searched = np.abs(v).reshape(64, -1, 16).max(axis=-1) >= 6 / 512
     assert (errors[1] <= errors[0] * (1 + 2.0**-15))[searched].all()
     assert errors[1].sum() < errors[0].sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -65,13 +66,15 @@ def max_scale_byte(weight: NVFP4Weight) -> int:
 
 def _scale_rows(weight: NVFP4Weight) -> Iterator[tuple[int, U8]]:
     """Yield (first row, scales ``(rows, k/16)``), all experts one below the other."""
-    cols = weight.shape[-1] // GROUP_SIZE
+    *leading, k = weight.shape
+    num_rows, cols = math.prod(leading), k // GROUP_SIZE
     if weight.scales is not None:
-        scales = weight.scales.reshape(-1, cols)
+        scales = weight.scales.reshape(num_rows, cols)
     else:
         # A view of the 4 scale bytes of each block, (rows, k/64, 4).
-        blocks = weight.codes.reshape(-1, *weight.codes.shape[-2:])
+        blocks = weight.codes.reshape(num_rows, *weight.codes.shape[-2:])
         scales = blocks[..., : QK_NVFP4 // GROUP_SIZE]
     step = max(1, _CHUNK_SCALES // max(1, cols))
-    for row in range(0, scales.shape[0], step):
-        yield row, scales[row : row + step].reshape(-1, cols)
+    for row in range(0, num_rows, step):
+        chunk = scales[row : row + step]
+        yield row, chunk.reshape(chunk.shape[0], cols)

@@ -30,6 +30,7 @@ class GGUFFile:
     """
 
     def __init__(self, path: Path) -> None:
+        """Open and check the file."""
         gguf = require_gguf()
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is truncated: it is empty")

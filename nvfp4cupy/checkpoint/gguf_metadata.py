@@ -84,10 +84,14 @@ def _unpack(text: Any) -> dict[str, GGUFField] | None:
     """Undo ``metadata_of_fields``; None when the text is something else."""
     known = require_gguf().GGUFValueType.__members__
     try:
-        pairs = {name: (kind, item, value) for name, (kind, item, value) in json.loads(text).items()}
+        pairs = {
+            name: (kind, item, value) for name, (kind, item, value) in json.loads(text).items()
+        }
     except (TypeError, ValueError, AttributeError, RecursionError):
         return None
-    if not all(kind in known and (item is None or item in known) for kind, item, _ in pairs.values()):
+    if not all(
+        kind in known and (item is None or item in known) for kind, item, _ in pairs.values()
+    ):
         return None
     return {name: GGUFField(value, kind, item) for name, (kind, item, value) in pairs.items()}
 
@@ -105,4 +109,6 @@ def _typed(name: str, value: Any) -> GGUFField:
         return GGUFField(value, "FLOAT32")
     if isinstance(value, str):
         return GGUFField(value, "STRING")
-    raise TypeError(f"metadata {name!r} must be a string, number or list of them, got {value!r:.80}")
+    raise TypeError(
+        f"metadata {name!r} must be a string, number or list of them, got {value!r:.80}"
+    )

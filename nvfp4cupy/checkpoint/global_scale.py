@@ -11,7 +11,7 @@ import numpy as np
 
 from nvfp4cupy.formats import F32, FLOAT32_MIN_NORMAL, GSA_DIVISOR
 
-ONE = np.float32(1)
+ONE: np.float32 = np.float32(1)
 
 
 def reciprocal(scale: F32) -> F32:
@@ -35,7 +35,7 @@ def stored_reciprocal(decode_scale: F32) -> F32:
     """
     wanted = np.asarray(decode_scale, np.float32)
     nearest = reciprocal(wanted)
-    best = nearest.copy()
+    best = nearest
     for direction in (np.float32(0), np.float32(np.inf)):
         neighbour = np.nextafter(nearest, direction)
         exact = (reciprocal(neighbour) == wanted) & (reciprocal(best) != wanted)
@@ -57,13 +57,15 @@ def decode_scale_from_amax(amax: float) -> np.float32:
     """
     if amax == 0:
         return ONE
-    scale = np.maximum(np.float32(amax) / np.float32(GSA_DIVISOR), FLOAT32_MIN_NORMAL)
+    scale = np.asarray(max(np.float32(amax / GSA_DIVISOR), FLOAT32_MIN_NORMAL))
     # Of two neighbours at least one has a partner: see stored_reciprocal for the steps.
     if reciprocal(stored_reciprocal(scale)) != scale:
         scale = np.nextafter(scale, np.float32(np.inf))
-    return np.float32(scale)
+    result: np.float32 = np.float32(float(scale))
+    return result
 
 
-def is_usable(scale: F32) -> bool:
+def is_usable(scale: np.float32 | F32) -> bool:
     """Tell whether every number is finite, above zero and not subnormal."""
-    return bool(np.all(np.isfinite(scale) & (np.asarray(scale) >= FLOAT32_MIN_NORMAL)))
+    values = np.asarray(scale)
+    return bool(np.all(np.isfinite(values) & (values >= FLOAT32_MIN_NORMAL)))

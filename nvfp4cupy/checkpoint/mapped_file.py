@@ -19,6 +19,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path) -> None:
+        """Map the file."""
         self.path = path
         with open(path, "rb") as file:
             self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nvfp4cupy.checkpoint.checks import first_bad_scale
 from nvfp4cupy.checkpoint.global_scale import is_usable, reciprocal
-from nvfp4cupy.checkpoint.tensors import TensorInfo, view_values
+from nvfp4cupy.checkpoint.tensors import TensorInfo, shaped, view_values
 from nvfp4cupy.checkpoint.weight import GlobalScale, NVFP4Weight, WeightLayout
 from nvfp4cupy.formats import GROUP_SIZE, U8
 from nvfp4cupy.layouts import NVFP4_BLOCK_BYTES, QK_NVFP4, NibbleOrder
@@ -76,6 +76,8 @@ def read_weight(
             and above zero.
     """
     info = infos[parts.codes]
+    if len(info.shape) not in (2, 3):
+        raise ValueError(f"{info.where} must be a matrix or a stack of them, got {info.shape}")
     if parts.missing:
         raise ValueError(f"{info.where} needs {', '.join(parts.missing)}, which is not there")
     codes, scales = _matrices(parts, infos, raw, nibble_order)
@@ -84,7 +86,7 @@ def read_weight(
     def global_scale(name: str | None) -> GlobalScale | None:
         if name is None:
             return None
-        stored = view_values(raw(infos[name]), infos[name].dtype, infos[name].shape)
+        stored = view_values(raw(infos[name]), infos[name])
         return _decode_scale(infos[name], stored, num_experts, parts.reciprocal, check)
 
     ones = np.float32(1) if num_experts is None else np.ones(num_experts, np.float32)
@@ -114,12 +116,12 @@ def _matrices(
         *leading, k = info.shape
         if k % QK_NVFP4:
             raise _bad_width(info, k)
-        return raw(info).reshape(*leading, k // QK_NVFP4, NVFP4_BLOCK_BYTES), None
-    codes_shape = info.shape
-    if info.dtype == "F4":  # counted in values, not in bytes
-        codes_shape = (*info.shape[:-1], info.shape[-1] // 2)
-    codes = raw(info).reshape(codes_shape)
-    scales = raw(infos[parts.scales]).reshape(infos[parts.scales].shape)
+        return shaped(raw(info), (*leading, k // QK_NVFP4, NVFP4_BLOCK_BYTES), info), None
+    scale_info = infos[parts.scales]
+    if scale_info.dtype not in ("F8_E4M3", "U8"):
+        raise ValueError(f"{scale_info.where} must be F8_E4M3, got {scale_info.dtype}")
+    codes: U8 = shaped(raw(info), _packed_shape(info), info)
+    scales: U8 = shaped(raw(scale_info), scale_info.shape, scale_info)
     if _is_transposed(codes.shape, scales.shape):
         codes = np.ascontiguousarray(codes.swapaxes(1, 2))
         scales = np.ascontiguousarray(scales.swapaxes(1, 2))
@@ -128,10 +130,20 @@ def _matrices(
         raise _bad_width(info, k)
     if scales.shape != (*codes.shape[:-1], k // GROUP_SIZE):
         raise ValueError(
-            f"{infos[parts.scales].where} must have shape {(*codes.shape[:-1], k // GROUP_SIZE)} "
+            f"{scale_info.where} must have shape {(*codes.shape[:-1], k // GROUP_SIZE)} "
             f"for codes {codes.shape}, got {scales.shape}"
         )
     return (swap_nibbles(codes) if nibble_order == "high_first" else codes), scales
+
+
+def _packed_shape(info: TensorInfo) -> tuple[int, ...]:
+    """Return the shape of the codes in bytes; the type F4 counts values."""
+    if info.dtype != "F4":
+        return info.shape
+    *leading, k = info.shape
+    if k % QK_NVFP4:
+        raise _bad_width(info, k)
+    return (*leading, k // 2)
 
 
 def swap_nibbles(codes: U8) -> U8:
@@ -146,9 +158,10 @@ def _is_transposed(codes: tuple[int, ...], scales: tuple[int, ...]) -> bool:
     Some stacked experts are, so that ``x @ w`` needs no transpose; codes are packed along k all
     the same. The row-major pair has scales of another shape unless both are empty.
     """
-    if len(codes) != 3 or len(scales) != 3 or 0 in codes:
+    if len(codes) != 3 or 0 in codes:
         return False
-    return scales == (codes[0], 2 * codes[1] // GROUP_SIZE, codes[2])
+    experts, half_k, n = codes
+    return scales == (experts, 2 * half_k // GROUP_SIZE, n)
 
 
 def _bad_width(info: TensorInfo, k: int) -> ValueError:
@@ -171,10 +184,10 @@ def _decode_scale(
         flat = stored.reshape(-1).astype(np.float32)
     decode_scale = reciprocal(flat) if is_reciprocal else flat
     if check and not (is_usable(decode_scale) and is_usable(flat)):
-        usable = [is_usable(a) and is_usable(b) for a, b in zip(flat, decode_scale, strict=True)]
-        i = usable.index(False)
+        i = next(i for i in range(flat.size) if not is_usable(np.stack([flat, decode_scale])[:, i]))
         expert = f" for expert {i}" if flat.size > 1 else ""
         raise ValueError(f"{info.where} must be finite and above zero, got {flat[i]}{expert}")
     if num_experts is None:
-        return np.float32(decode_scale[0])
+        scalar: np.float32 = decode_scale[0]
+        return scalar
     return np.ascontiguousarray(np.broadcast_to(decode_scale, (num_experts,)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 
 from nvfp4cupy.checkpoint import compressed_tensors, gguf_layout, modelopt
@@ -16,11 +16,12 @@ from nvfp4cupy.checkpoint.gguf_file import GGUFFile
 from nvfp4cupy.checkpoint.gguf_metadata import GGUFField
 from nvfp4cupy.checkpoint.names import WEIGHT_SUFFIX
 from nvfp4cupy.checkpoint.parts import NVFP4Parts, read_weight
-from nvfp4cupy.checkpoint.shards import find_files, open_file
+from nvfp4cupy.checkpoint.shards import open_files
 from nvfp4cupy.checkpoint.tensors import (
     SAFETENSORS_DTYPES,
     TensorFile,
     TensorInfo,
+    shaped,
     unknown_name,
     view_values,
 )
@@ -44,6 +45,7 @@ class Checkpoint:
     def __init__(
         self, path: Path, files: Sequence[TensorFile], nibble_order: NibbleOrder = "low_first"
     ) -> None:
+        """Find the NVFP4 weights among the tensors of open files."""
         self.path = path
         self._files = tuple(files)
         self._nibble_order = nibble_order
@@ -82,9 +84,8 @@ class Checkpoint:
         if nibble_order not in NIBBLE_ORDERS:
             allowed = ", ".join(NIBBLE_ORDERS)
             raise ValueError(f"nibble_order must be one of {allowed}, got {nibble_order!r}")
-        files: list[TensorFile] = []
+        files = open_files(Path(path))
         try:
-            files.extend(open_file(file) for file in find_files(Path(path)))
             checkpoint = cls(Path(path), files, nibble_order)
         except BaseException:
             for file in files:
@@ -173,10 +174,9 @@ class Checkpoint:
         info = self.info(name)
         raw = self._file_of[name].raw(info)
         if info.dtype in SAFETENSORS_DTYPES:
-            return view_values(raw, info.dtype, info.shape)
+            return view_values(raw, info)
         rows = info.shape[:-1]
-        row_bytes = info.nbytes // max(1, int(np.prod(rows)))
-        return raw.reshape(*rows, row_bytes)
+        return shaped(raw, (*rows, info.nbytes // max(1, math.prod(rows))), info)
 
     def nvfp4_names(self) -> list[str]:
         """Return the names of the NVFP4 weights: ``x.weight``, the same in every format."""
@@ -184,8 +184,20 @@ class Checkpoint:
 
     def plain_names(self) -> list[str]:
         """Return the names of the tensors that belong to no NVFP4 weight."""
+        return [name for name, is_nvfp4 in self.contents() if not is_nvfp4]
+
+    def contents(self) -> list[tuple[str, bool]]:
+        """Return, in the order of the files, each weight or other tensor and whether it is NVFP4.
+
+        A weight stands where its codes are; its other tensors are not listed.
+        """
+        weights = {parts.codes: parts.name for parts in self._parts.values()}
         taken = {name for parts in self._parts.values() for name in parts.tensors}
-        return [name for name in self._infos if name not in taken]
+        return [
+            (weights.get(name, name), name in weights)
+            for name in self._infos
+            if name in weights or name not in taken
+        ]
 
     def parts(self, name: str) -> NVFP4Parts:
         """Return which tensors make up an NVFP4 weight.

@@ -26,6 +26,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path) -> None:
+        """Open and check the file."""
         with open(path, "rb") as file:
             header = read_header(file, path)
         _check_with_library(path, header.infos)

@@ -89,31 +89,34 @@ def _check_metadata(metadata: Any, path: Path) -> dict[str, str]:
 
 def _tensor_info(name: str, entry: Any, path: Path, data_start: int) -> TensorInfo:
     fields = entry if isinstance(entry, dict) else {}
-    dtype, shape = fields.get("dtype"), fields.get("shape")
-    offsets = fields.get("data_offsets")
+    dtype, shape = fields.get("dtype"), _sizes(fields.get("shape"))
+    offsets = _sizes(fields.get("data_offsets"))
     where = f"tensor {name!r} of {path}"
     if not isinstance(dtype, str) or dtype not in SAFETENSORS_DTYPES:
         raise ValueError(f"{where} has the unknown dtype {dtype!r}")
-    if not _are_sizes(shape):
-        raise ValueError(f"{where} must have a list of sizes as shape, got {shape!r:.80}")
-    if not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(f"{where} must have two data_offsets, got {offsets!r:.80}")
+    if shape is None:
+        raise ValueError(f"{where} must have a list of sizes as shape")
+    if offsets is None or len(offsets) != 2:
+        raise ValueError(f"{where} must have two sizes as data_offsets")
     start, stop = offsets
     try:
-        nbytes = safetensors_nbytes(dtype, tuple(shape))
+        nbytes = safetensors_nbytes(dtype, shape)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     if stop - start != nbytes:
         raise ValueError(
-            f"{where} must have {nbytes} bytes for {dtype} {tuple(shape)}, "
+            f"{where} must have {nbytes} bytes for {dtype} {shape}, "
             f"its data_offsets are [{start}, {stop}]"
         )
-    return TensorInfo(name, dtype, tuple(shape), nbytes, path, data_start + start)
+    return TensorInfo(name, dtype, shape, nbytes, path, data_start + start)
 
 
-def _are_sizes(value: Any) -> bool:
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    """Return a list of sizes as a tuple, None when it is something else."""
     # type() and not isinstance: true and false are integers to Python.
-    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+    if isinstance(value, list) and all(type(v) is int and v >= 0 for v in value):
+        return tuple(value)
+    return None
 
 
 def _check_offsets(infos: list[TensorInfo], path: Path, start: int, file_bytes: int) -> None:

@@ -55,6 +55,7 @@ class MovedWeight:
     def __init__(
         self, load: Callable[[], NVFP4Weight], release: Callable[[], None] = lambda: None
     ) -> None:
+        """Load the weight once for its shape and its global scales."""
         self._load = load
         self._release = release
         weight = load()

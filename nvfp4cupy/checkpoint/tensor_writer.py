@@ -21,6 +21,7 @@ class TensorWriter:
     """
 
     def __init__(self, file: BinaryIO, total_bytes: int, progress: Progress | None) -> None:
+        """Start with nothing written."""
         self._file = file
         self._total_bytes = total_bytes
         self._progress = progress
@@ -62,6 +63,6 @@ def check_unique(specs: Iterable[TensorSpec]) -> None:
         seen.add(spec.name)
 
 
-def _buffer(piece: NDArray[Any]) -> memoryview:
+def _buffer(piece: NDArray[Any]) -> Any:
     """See an array of any type as bytes; ml_dtypes' types have no buffer of their own."""
-    return memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data

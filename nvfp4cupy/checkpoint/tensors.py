@@ -132,11 +132,9 @@ def dtype_word(dtype: np.dtype[Any]) -> str:
     by_name = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
     if dtype.name in by_name:
         return by_name[dtype.name]
-    for word in ("BOOL", "U8", "I8", "I16", "U16", "F16", "I32", "U32", "F32", "C64", "F64"):
-        if numpy_dtype(word) == dtype:
-            return word
-    for word in ("I64", "U64"):
-        if numpy_dtype(word) == dtype:
+    for word, (bits, numpy_name) in SAFETENSORS_DTYPES.items():
+        stands_for_itself = word == "U8" or numpy_name not in ("u1", "bfloat16")
+        if stands_for_itself and bits == 8 * dtype.itemsize and np.dtype(numpy_name) == dtype:
             return word
     raise TypeError(f"no file holds arrays of {dtype}")
 
@@ -155,14 +153,26 @@ def safetensors_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     return bits // 8
 
 
-def view_values(raw: U8, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+def view_values(raw: U8, info: TensorInfo) -> NDArray[Any]:
     """See the bytes of a safetensors tensor as values; F4 as ``(..., k/2)`` bytes, F6 as bytes."""
-    bits, _ = SAFETENSORS_DTYPES[dtype]
+    bits, _ = SAFETENSORS_DTYPES[info.dtype]
     if bits < 8:
-        packs_rows = bits == 4 and bool(shape) and shape[-1] % 2 == 0
-        return raw.reshape(*shape[:-1], shape[-1] // 2) if packs_rows else raw
-    values: NDArray[Any] = raw.view(numpy_dtype(dtype)).reshape(shape)
+        packs_rows = bits == 4 and bool(info.shape) and info.shape[-1] % 2 == 0
+        return shaped(raw, (*info.shape[:-1], info.shape[-1] // 2), info) if packs_rows else raw
+    values = shaped(raw.view(numpy_dtype(info.dtype)), info.shape, info)
     return values if values.flags.aligned else values.copy()
+
+
+def shaped(values: NDArray[Any], shape: tuple[int, ...], info: TensorInfo) -> NDArray[Any]:
+    """Give values a shape.
+
+    Raises:
+        ValueError: NumPy cannot; a damaged header may claim 0 rows of 2^60 columns.
+    """
+    try:
+        return values.reshape(shape)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{info.where} has a shape that no array has: {info.shape}") from None
 
 
 def unknown_name(name: str, names: Iterable[str], where: str) -> ValueError:

@@ -93,7 +93,8 @@ class NVFP4Weight:
     def _global_scale(self, value: GlobalScale, field: str) -> GlobalScale:
         array = np.asarray(value, np.float32)
         if self.num_experts is None and array.ndim == 0:
-            return np.float32(array)
+            scalar: np.float32 = np.float32(float(array))
+            return scalar
         if self.num_experts is not None and array.shape == (self.num_experts,):
             return array
         expected = "a number" if self.num_experts is None else f"of shape ({self.num_experts},)"

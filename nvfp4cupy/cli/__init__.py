@@ -10,7 +10,7 @@ from importlib import import_module
 __all__ = ["main"]
 
 # Each module has HELP, add_arguments(parser) and run(options) -> exit code.
-_COMMANDS = ("demo", "info")
+_COMMANDS = ("demo", "info", "compile")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

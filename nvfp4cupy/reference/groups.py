@@ -81,7 +81,8 @@ def _search_scales(v: F32, rounding: Rounding) -> tuple[U8, U8]:
         in_range = (center + offset >= 0) & (center + offset <= E4M3_MAX_BYTE)
         candidate = np.where(in_range, center + offset, 0).astype(np.uint8)
         candidate_codes, error = _try_scale(magnitude, candidate, rounding)
-        better = in_range & (error < best_error)  # false for NaN and infinity
+        # False for NaN and infinity: a group that is not finite keeps scale 0 and codes 0.
+        better = in_range & (error < best_error)
         np.copyto(best_error, error, where=better)
         np.copyto(scales, candidate, where=better)
         np.copyto(codes, candidate_codes, where=better)
@@ -93,7 +94,6 @@ def _try_scale(magnitude: F32, scales: U8, rounding: Rounding) -> tuple[U8, F32]
     s = e4m3_decode(scales)
     inverse = np.where(scales == 0, np.float32(0), np.float32(1) / s)
     codes = e2m1_magnitude(magnitude * inverse, rounding)
-    codes *= scales != 0  # infinity * 0 is NaN, which some rules send to 7
     difference: F64 = (magnitude - np.take(E2M1_VALUES, codes) * s).astype(np.float64)
     squares = np.square(difference, out=difference)  # exact: 2 * 24 bits
     error = np.zeros(s.shape, np.float32)

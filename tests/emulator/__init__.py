@@ -35,7 +35,7 @@ _HERE = Path(__file__).resolve().parent
 _FRAGMENTS = _HERE.parent / "data" / "mma_m16n8k64_fragments.json"
 _COMPILER = os.environ.get("CXX", "g++")
 # -O1 is the quickest to compile and run together. No contraction: __fmaf_rn alone is an fma.
-_FLAGS = ("-std=c++20", "-O1", "-g1", "-ffp-contract=off", "-fno-exceptions", "-I.", f"-I{_HERE}")
+_FLAGS = ("-std=c++20", "-O1", "-g1", "-ffp-contract=off", "-fno-exceptions", "-fno-extern-tls-init", "-I.", f"-I{_HERE}")
 # The thread sanitizer's instrumentation calls our runtime, so its library is not linked.
 # Locals that nobody set hold a pattern instead of a lucky zero.
 _CHECKS = (
@@ -49,6 +49,8 @@ _LETTERS = {"ptr": "p", "u32": "u", "i32": "i", "u64": "U", "i64": "I", "f32": "
 _EXTERN_SHARED = re.compile(
     r"extern\s+__shared__\s+((?:__align__|alignas)\s*\(\w+\))?\s*([\w ]+?)\s+(\w+)\s*\[\s*\]"
 )
+_NAMESPACE = re.compile(r"^(?:namespace (\w+) \{|\}  // namespace (\w+))", re.M)
+_ENTRY = re.compile(r'extern "C" __global__ void (\w+)\(')
 _MAX_SHARED_BYTES = 227 * 1024
 _PLACE = re.compile(r"@(0x[0-9a-f]+)")
 
@@ -86,21 +88,35 @@ def expand(name: str, text: str = "") -> str:
     return text.replace('#include "ptx.cuh"', header.replace("#pragma once", ""))
 
 
-def program(config: LaunchConfig, text: str) -> str:
-    """Return the kernel's text with what the runtime needs behind it."""
-    dynamic = _EXTERN_SHARED.search(text)
-    lines = [text, '#line 1 "emulator"', "namespace emu {"]
-    lines.append(f"const Kernel kernel = {{Entry<::{config.entry}>::kSignature,")
-    lines.append(f"                       Entry<::{config.entry}>::call}};")
-    if dynamic:
-        align, kind, name = dynamic.groups()
-        size = f"{_MAX_SHARED_BYTES} / sizeof({kind})"
-        lines.insert(2, f"thread_local {align or ''} {kind} {name}[{size}];")
-        result = f"*capacity = sizeof ::{name}; return reinterpret_cast<char*>(::{name});"
-    else:
-        result = "*capacity = 0; return nullptr;"
-    lines.append(f"char* dynamic_shared(size_t* capacity) {{ {result} }}\n}}")
-    return "\n".join(lines) + "\n"
+def _dynamic_shared(text: str) -> tuple[str, str]:
+    """Return the definition of a text's dynamic shared memory and its qualified name."""
+    found = {match[3]: match for match in _EXTERN_SHARED.finditer(text)}
+    if not found:
+        return "", ""
+    if len(found) > 1:
+        raise ValueError(f"dynamic shared memory must have one name, got {', '.join(found)}")
+    ((name, match),) = found.items()
+    # A declaration in a function belongs to the namespace around it.
+    spaces: list[str] = []
+    for opened, _closed in _NAMESPACE.findall(text[: match.start()]):
+        spaces = [*spaces, opened] if opened else spaces[:-1]
+    size = f"{_MAX_SHARED_BYTES} / sizeof({match[2]})"
+    definition = f"thread_local {match[1] or ''} {match[2]} {name}[{size}];"
+    for space in reversed(spaces):
+        definition = f"namespace {space} {{ {definition} }}"
+    return definition, "::".join(["", *spaces, name])
+
+
+def program(entries: Sequence[str], text: str) -> str:
+    """Return the kernels' text with what the runtime needs behind it."""
+    kernels = [f'{{"{e}", Entry<::{e}>::kSignature, Entry<::{e}>::call}},' for e in entries]
+    definition, name = _dynamic_shared(text)
+    size, address = (f"sizeof {name}", f"reinterpret_cast<char*>({name})") if name else ("0", "{}")
+    lines = [text, '#line 1 "emulator"', definition]
+    lines += ["namespace emu {", "const Kernel kernels[] = {", *kernels, "{}};"]
+    lines.append("char* dynamic_shared(size_t* capacity) {")
+    lines += [f"*capacity = {size};", f"return {address};", "}", "}", ""]
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -130,7 +146,9 @@ class Emulator:
             list(pool.map(lambda config: self.build(config, fp4_mma=fp4_mma), configs))
 
     def build(self, config: LaunchConfig, *, fp4_mma: bool = False, text: str = "") -> Path:
-        """Return the executable of one entry; ``text`` stands in for ``config.source``."""
+        """Return the executable of one entry, or of all those in ``text`` if it is given."""
+        entries = _ENTRY.findall(text) or [config.entry]
+        stem = Path(config.source).stem if text else config.entry
         text = expand(config.source, text)
         defines = [f"-D{name}={value}" for name, value in config.defines]
         defines.append(f"-DNVFP4_HAS_FP4_MMA={int(fp4_mma)}")
@@ -138,7 +156,7 @@ class Emulator:
         self._write("fragments.h", fragments_header())
         runtime = self._compile("runtime", (_HERE / "runtime.cpp").read_text(), ["-O2"])
         flags = [*_CHECKS, "-include", "cuda_cpu.h", *defines]
-        kernel = self._compile(config.entry, program(config, text), flags)
+        kernel = self._compile(stem, program(entries, text), flags)
         executable = kernel.with_suffix("")
         if not executable.exists():
             self._run_compiler([kernel, runtime, "-fsanitize=undefined"], executable)
@@ -153,6 +171,7 @@ class Emulator:
         offset: int | None = None,
         order: int = 0,
         blocks: Sequence[tuple[int, int, int]] = (),
+        poison: int | None = None,
         **values: Any,
     ) -> None:
         """Launch ``config`` on NumPy arrays, which receive the results.
@@ -165,6 +184,7 @@ class Emulator:
                 parameter's alignment, that is the least aligned address it allows.
             order: 0 runs threads and blocks ascending, 1 descending, others are seeds of a shuffle.
             blocks: run these blocks only; what they leave unwritten is not reported.
+            poison: let the kernel read shared memory that nobody wrote: bytes of this value.
             **values: an array, a number or None for each open parameter.
 
         Raises:
@@ -177,8 +197,9 @@ class Emulator:
         fd = os.memfd_create(config.entry)
         try:
             lines, places = _place_arrays(fd, config.args, offset)
+            head = (config.entry, fd, order, -1 if poison is None else poison)
             sizes = (*config.grid, *config.block, config.shared_mem, len(lines), len(blocks))
-            lines.insert(0, " ".join(map(str, (fd, order, *sizes))))
+            lines.insert(0, " ".join(map(str, (*head, *sizes))))
             lines += [" ".join(map(str, block)) for block in blocks]
             _launch(executable, "\n".join(lines), fd, self._timeout_s)
             _read_back(fd, config.args, places)
@@ -195,7 +216,7 @@ class Emulator:
 
     def _compile(self, stem: str, text: str, flags: Sequence[str]) -> Path:
         ours = [(_HERE / name).read_text() for name in ("runtime.h", "runtime.cpp", "cuda_cpu.h")]
-        key = hashlib.sha256("\0".join([text, *ours, *flags]).encode()).hexdigest()[:16]
+        key = hashlib.sha256("\0".join([text, *ours, *_FLAGS, *flags]).encode()).hexdigest()[:16]
         source = self._write(f"{stem}_{key}.cpp", text)
         target = source.with_suffix(".o")
         with open(source.with_suffix(".lock"), "w") as lock:

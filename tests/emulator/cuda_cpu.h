@@ -18,7 +18,9 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __shared__ thread_local
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
+// CUDA takes it between the words of a declaration, where C++ does not.
+#define alignas(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __grid_constant__
 

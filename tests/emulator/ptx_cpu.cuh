@@ -98,6 +98,26 @@ inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
     return half(16) << 16 | half(0);
 }
 
+template <int kHalf>
+inline uint32_t mul_f16x2_by_magnitude(uint32_t values, uint32_t scales) {
+    const uint32_t magnitude = scales >> 16 * kHalf & 0x7FFF;
+    return mul_f16x2(values, magnitude << 16 | magnitude);
+}
+
+inline uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) { return (mask & a) | (~mask & b); }
+
+inline float e4m3(uint32_t byte) {
+    const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    const float value =
+        exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(float(mantissa), -9);
+    if ((byte & 0x7F) == 0x7F) return NAN;
+    return byte & 0x80 ? -value : value;
+}
+
+inline uint32_t e4m3x2_to_f16x2(uint32_t bytes) {
+    return uint32_t(float_to_f16(e4m3(bytes >> 8 & 0xFF))) << 16 | float_to_f16(e4m3(bytes & 0xFF));
+}
+
 inline uint16_t float_to_bf16(float value) {
     const uint32_t bits = __float_as_uint(value);
     return value != value ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
@@ -107,7 +127,107 @@ inline uint32_t floats_to_bf16x2(float low, float high) {
     return uint32_t(float_to_bf16(high)) << 16 | float_to_bf16(low);
 }
 
-inline float reciprocal_approximate(float value) { return 1.0f / value; }
+// Both halves; `order` is 1 for the larger, -1 for the smaller. -0 is below +0.
+template <float (*kDecode)(uint16_t)>
+inline uint32_t extreme_nan_x2(uint32_t a, uint32_t b, float order) {
+    auto half = [&](uint16_t x, uint16_t y) -> uint32_t {
+        const float u = kDecode(x) * order, v = kDecode(y) * order;
+        if (u != u || v != v) return 0x7FFF;
+        if (u == v) return (x >> 15) == (order > 0) ? y : x;
+        return u > v ? x : y;
+    };
+    return half(a >> 16, b >> 16) << 16 | half(a, b);
+}
+
+// Scaled, so that subnormals are not lost to flush-to-zero.
+inline float bf16_order(uint16_t bits) {
+    const float magnitude = (bits & 0x7FFF) > 0x7F80 ? NAN : bits & 0x7FFF;
+    return bits >> 15 ? -magnitude : magnitude;
+}
+
+inline uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
+    return extreme_nan_x2<bf16_order>(a, b, 1.0f);
+}
+inline uint32_t min_nan_bf16x2(uint32_t a, uint32_t b) {
+    return extreme_nan_x2<bf16_order>(a, b, -1.0f);
+}
+inline uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
+    return extreme_nan_x2<f16_to_float>(a, b, 1.0f);
+}
+inline uint32_t min_nan_f16x2(uint32_t a, uint32_t b) {
+    return extreme_nan_x2<f16_to_float>(a, b, -1.0f);
+}
+inline float max_nan(float a, float b) {
+    return a != a || b != b ? __uint_as_float(0x7FFFFFFF) : fmaxf(a, b);
+}
+
+inline uint32_t min_s16x2(uint32_t a, uint32_t b) {
+    auto half = [&](int16_t x, int16_t y) -> uint32_t { return uint16_t(x < y ? x : y); };
+    return half(a >> 16, b >> 16) << 16 | half(a, b);
+}
+
+inline uint32_t join_halves(uint16_t low, uint16_t high) { return uint32_t(high) << 16 | low; }
+
+inline uint16_t floats_to_e4m3x2(float a, float b) {
+    auto byte = [](float value) -> uint32_t {
+        const uint32_t sign = __float_as_uint(value) >> 24 & 0x80;
+        const float magnitude = std::fabs(value);
+        if (value != value) return 0x7F;
+        if (magnitude >= 464.0f) return sign | 0x7E;
+        const int exponent = magnitude < 0.015625f ? -6 : std::ilogb(magnitude);
+        // Multiples of 2^(exponent - 3); eight of them carry into the exponent by themselves.
+        const uint32_t units = uint32_t(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
+        return sign | min(units + ((exponent + 6) << 3), 0x7Eu);
+    };
+    return byte(b) << 8 | byte(a);
+}
+
+// The order of 16-bit floats as that of integers, -0 below +0. kInfinity are infinity's bits.
+template <uint32_t kInfinity, bool kLarger>
+inline uint32_t pick_pair(uint32_t a, uint32_t b) {
+    uint32_t d = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        const uint32_t x = a >> shift & 0xFFFF, y = b >> shift & 0xFFFF;
+        auto key = [](uint32_t bits) { return bits >> 15 ? -int(bits & 0x7FFF) - 1 : int(bits); };
+        const bool is_nan = (x & 0x7FFF) > kInfinity || (y & 0x7FFF) > kInfinity;
+        d |= (is_nan ? 0x7FFF : (key(x) > key(y)) == kLarger ? x : y) << shift;
+    }
+    return d;
+}
+
+inline uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) { return pick_pair<0x7F80, true>(a, b); }
+inline uint32_t min_nan_bf16x2(uint32_t a, uint32_t b) { return pick_pair<0x7F80, false>(a, b); }
+inline uint32_t max_nan_f16x2(uint32_t a, uint32_t b) { return pick_pair<0x7C00, true>(a, b); }
+inline uint32_t min_nan_f16x2(uint32_t a, uint32_t b) { return pick_pair<0x7C00, false>(a, b); }
+
+inline float max_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
+
+inline uint32_t min_s16x2(uint32_t a, uint32_t b) {
+    const int low = min(int16_t(a), int16_t(b)), high = min(int16_t(a >> 16), int16_t(b >> 16));
+    return uint32_t(high) << 16 | (low & 0xFFFF);
+}
+
+inline uint32_t float_to_e4m3(float value) {
+    if (value != value) return 0x7F;
+    const float magnitude = min(std::fabs(value), 448.0f);
+    const uint32_t sign = std::signbit(value) ? 0x80 : 0, bits = __float_as_uint(magnitude);
+    if (magnitude < std::ldexp(1.0f, -6))  // multiples of 2^-9
+        return sign | uint32_t(std::nearbyint(std::ldexp(magnitude, 9)));
+    return sign | ((bits + 0x7FFFF + (bits >> 20 & 1)) >> 20) - ((127 - 7) << 3);
+}
+
+inline uint32_t floats_to_e4m3x4(float a, float b, float c, float d) {
+    return float_to_e4m3(a) | float_to_e4m3(b) << 8 | float_to_e4m3(c) << 16 |
+           float_to_e4m3(d) << 24;
+}
+
+// As wrong as PTX allows, one unit in the last place either way: nobody may depend on that unit.
+inline float reciprocal_approximate(float value) {
+    const float exact = 1.0f / value;
+    const uint32_t bits = __float_as_uint(exact), exponent = bits >> 23 & 255;
+    if (exponent < 2 || exponent > 253) return exact;
+    return __uint_as_float(bits + (__float_as_uint(value) * 0x9E3779B9u >> 30) % 3 - 1);
+}
 
 // ---- matrix instructions -----------------------------------------------------------------------
 // Sums are taken in float64 and rounded once to float32: the hardware's own rounding is not known.
@@ -169,11 +289,8 @@ inline float e2m1(uint32_t code) {
     return code & 8 ? -kLevels[code & 7] : kLevels[code & 7];
 }
 
-inline float ue4m3(uint32_t byte) {
-    const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-    if ((byte & 0x7F) == 0x7F) return NAN;
-    return exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
-}
+// The scales are unsigned: a set top bit is not looked at.
+inline float ue4m3(uint32_t byte) { return e4m3(byte & 0x7F); }
 
 // The lanes that the selectors leave out are never looked at.
 template <int kSelectorA, int kSelectorB>

@@ -27,7 +27,6 @@ namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
 constexpr int kMaxThreads = 1024;
-constexpr unsigned char kPoison = 0xA5;
 
 // The clock ticks at every barrier of a block or warp. Two accesses by different threads are in
 // order only if a barrier of both lies between them.
@@ -85,11 +84,13 @@ struct Block {
     uint64_t warp_barrier[kMaxThreads / 32];
 };
 
+const Kernel* kernel = kernels;
 Index grid, block_dim;
 Block block;
 std::vector<Thread> threads;
 std::vector<Region> regions;
 std::vector<uint64_t> values;
+int poison = -1;  // what shared memory holds that nobody wrote; -1: reading it is an error
 Thread* current = nullptr;
 bool checking = false;
 ucontext_t scheduler;
@@ -124,7 +125,7 @@ bool ordered(uint64_t time, int thread) {
 
 void check_read(Region& r, Shadow& s, ptrdiff_t offset, size_t n, const void* pc) {
     const bool mine = s.write_time >= block.start;
-    if (r.shared ? !mine : !s.write_time && !r.initialized)
+    if (r.shared ? !mine && poison < 0 : !s.write_time && !r.initialized)
         fail_access("read of uninitialized memory", r, offset, n, pc);
     if (mine ? !ordered(s.write_time, s.write_thread) : !r.shared && s.write_time)
         fail_access("race: read of what another thread wrote", r, offset, n, pc);
@@ -188,13 +189,14 @@ void yield() { swapcontext(&current->context, &scheduler); }
     std::string text;
     for (const Thread& t : threads) {
         auto same = [&t](const Thread& o) {
-            return o.state == t.state && o.line == t.line && o.mask == t.mask;
+            return o.state == t.state && o.line == t.line && o.mask == t.mask &&
+                   o.wait_name == t.wait_name;
         };
         if (std::find_if(threads.begin(), threads.end(), same)->id != t.id) continue;
         char line[200];
-        const char* name = t.state == State::kDone ? "its end" : t.wait_name;
         snprintf(line, sizeof line, "; %td threads from %d on are at %s, line %d, mask %#x",
-                 std::count_if(threads.begin(), threads.end(), same), t.id, name, t.line, t.mask);
+                 std::count_if(threads.begin(), threads.end(), same), t.id, t.wait_name, t.line,
+                 t.mask);
         text += line;
     }
     fail("deadlock in block (%u, %u, %u)%s", block.index.x, block.index.y, block.index.z,
@@ -202,10 +204,10 @@ void yield() { swapcontext(&current->context, &scheduler); }
 }
 
 void fiber_main() {
-    kernel.call(values.data());
+    kernel->call(values.data());
     current->state = State::kDone;
-    current->line = 0;
-    current->mask = 0;
+    current->wait_name = "its end";
+    current->line = current->mask = 0;
     yield();
 }
 
@@ -224,7 +226,7 @@ void run_block(const std::vector<int>& order) {
     std::fill(std::begin(block.warp_barrier), std::end(block.warp_barrier), now);
     for (Region& r : regions) {
         if (!r.shared) continue;
-        memset(r.begin, kPoison, r.size);
+        memset(r.begin, poison, r.size);
         for (size_t i = 0; i < r.size; i++) r.shadow[i].in_flight = false;
     }
     for (Thread& t : threads) start_thread(t);
@@ -271,7 +273,7 @@ int add_shared_regions(dl_phdr_info* info, size_t, void* data) {
     char* dynamic = dynamic_shared(&capacity);
     const size_t used = *static_cast<size_t*>(data);
     if (used > capacity) fail("the kernel declares no dynamic shared memory, the launch %zu", used);
-    add_region("dynamic shared memory", dynamic, used, true, "out");
+    if (capacity) add_region("dynamic shared memory", dynamic, used, true, "out");
     for (int i = 0; i < info->dlpi_phnum; i++) {
         if (info->dlpi_phdr[i].p_type != PT_TLS) continue;
         char* begin = static_cast<char*>(info->dlpi_tls_data);
@@ -469,16 +471,19 @@ void async_wait(int num_pending) {
 int run() {
     // What the -ftz=true of the GPU build gives: subnormal operands and results are zero.
     _mm_setcsr(_mm_getcsr() | 0x8040);
+    char entry[200];
     int fd, order, num_args, num_listed;
     size_t shared_bytes;
-    if (scanf("%d %d %u %u %u %u %u %u %zu %d %d", &fd, &order, &grid.x, &grid.y, &grid.z,
-              &block_dim.x, &block_dim.y, &block_dim.z, &shared_bytes, &num_args,
-              &num_listed) != 11)
+    if (scanf("%199s %d %d %d %u %u %u %u %u %u %zu %d %d", entry, &fd, &order, &poison, &grid.x,
+              &grid.y, &grid.z, &block_dim.x, &block_dim.y, &block_dim.z, &shared_bytes, &num_args,
+              &num_listed) != 13)
         fail("malformed launch");
+    while (kernel->name && strcmp(kernel->name, entry)) kernel++;
+    if (!kernel->name) fail("there is no kernel %s", entry);
     std::string signature;
     for (int i = 0; i < num_args; i++) read_argument(fd, &signature);
-    if (signature != kernel.signature)
-        fail("the launcher passes %s, the kernel takes %s", signature.c_str(), kernel.signature);
+    if (signature != kernel->signature)
+        fail("the launcher passes %s, the kernel takes %s", signature.c_str(), kernel->signature);
     dl_iterate_phdr(add_shared_regions, &shared_bytes);
     make_threads();
     run_grid(order, num_listed);

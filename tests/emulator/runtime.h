@@ -38,9 +38,9 @@ void async_copy(void* shared, const void* global, int num_bytes, int num_valid);
 void async_commit();
 void async_wait(int num_pending);
 
-// A kernel's parameter types, one letter each, and how to call it.
 struct Kernel {
-    const char* signature;
+    const char* name;
+    const char* signature;  // a letter for each parameter
     void (*call)(const uint64_t* values);
 };
 
@@ -70,8 +70,8 @@ struct Entry<kEntry> {
     }
 };
 
-// Both are defined behind the kernel's text.
-extern const Kernel kernel;
+// Both are defined behind the kernels' text.
+extern const Kernel kernels[];  // the last one is null
 char* dynamic_shared(size_t* capacity);
 
 }  // namespace emu

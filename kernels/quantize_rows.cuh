@@ -1,0 +1,129 @@
+// Rows of inputs to linear codes and scales: who works on what, and where the bytes go.
+//
+// A block of 256 threads is blockDim.y rows by blockDim.x groups of 16 columns. Block (bx, by) owns
+// the rows from bx * blockDim.y on, and of their groups every gridDim.y-th run of
+// kGroupsPerThread * blockDim.x, from the by-th on. With 128x4 scales, the rows and groups of the
+// padding are covered too, and get zero bytes.
+#pragma once
+
+#include "quantize_group.cuh"
+
+#ifndef NVFP4_SCALE_LAYOUT
+#define NVFP4_SCALE_LAYOUT 0
+#endif
+#ifndef NVFP4_GROUPS_PER_THREAD
+#define NVFP4_GROUPS_PER_THREAD 2
+#endif
+
+constexpr bool kSwizzled = NVFP4_SCALE_LAYOUT != 0;
+constexpr int kGroupsPerThread = NVFP4_GROUPS_PER_THREAD;  // loaded at once
+
+// Where a row's results go: 8 bytes of codes per group, at a multiple of 8, and a scale.
+struct RowOutput {
+    uint2* codes;
+    uint8_t* scales;
+
+    __device__ __forceinline__ RowOutput(uint8_t* out_fp4, uint8_t* out_sf, int64_t m,
+                                         uint32_t num_groups)
+        : codes(reinterpret_cast<uint2*>(out_fp4) + m * num_groups) {
+        if constexpr (kSwizzled) {
+            const uint32_t row = static_cast<uint32_t>(m & 127);
+            const int64_t row_of_tiles = (m >> 7) * ((num_groups + 3) / 4);  // 128 rows x 4 scales
+            scales = out_sf + row_of_tiles * 512 + row % 32 * 16 + row / 32 * 4;
+        } else {
+            scales = out_sf + m * num_groups;
+        }
+    }
+
+    __device__ __forceinline__ void store_scale(uint32_t c, uint32_t byte) const {
+        const uint64_t at = kSwizzled ? static_cast<uint64_t>(c / 4) * 512 + c % 4 : c;
+        scales[at] = static_cast<uint8_t>(byte);
+    }
+
+    __device__ __forceinline__ void store(uint32_t c, const QuantizedGroup& group) const {
+        codes[c] = make_uint2(group.low, group.high);
+        store_scale(c, group.scale);
+    }
+
+    // Zero scales from group `first` to the end of the last group of four.
+    __device__ __forceinline__ void zero_scales(uint32_t first, uint32_t num_groups) const {
+        const uint32_t stop = (num_groups + 3) & ~3u;
+        for (uint32_t c = first + blockIdx.y * blockDim.x + threadIdx.x; c < stop;
+             c += gridDim.y * blockDim.x)
+            store_scale(c, 0);
+    }
+};
+
+// Groups whose columns lie together: group c is elements 16 c to 16 c + 15.
+struct Contiguous {
+    const Input* row;
+
+    template <bool kAligned>
+    __device__ __forceinline__ InputGroup load(uint32_t c) const {
+        return load_group<kAligned>(row + static_cast<int64_t>(c) * kGroupSize);
+    }
+
+    __device__ __forceinline__ float element(uint32_t c, int i) const {
+        return to_float(row[static_cast<int64_t>(c) * kGroupSize + i]);
+    }
+};
+
+// Quantizes and stores a group that was loaded; false, and nothing stored, if it takes the slow way.
+__device__ __forceinline__ bool quantize_loaded(const InputGroup& group, float amax,
+                                                const RowScale& row, const RowOutput& output,
+                                                uint32_t c) {
+    if constexpr (kScaleSearch) {
+        output.store(c, quantize_searching(group, row.gsa));
+        return true;
+    } else {
+        const float largest = divide(amax, row);
+        const bool is_right = is_fast(group, amax, largest);
+        if (is_right) output.store(c, quantize_fast(group, row, largest));
+        return is_right;
+    }
+}
+
+// Bit u of `groups` asks for group first + u * blockDim.x.
+template <class Source>
+__device__ __forceinline__ void quantize_slowly(uint32_t groups, const Source& source, float gsa,
+                                                const RowOutput& output, uint32_t first) {
+#pragma unroll 1
+    for (uint32_t c = first; groups != 0; groups >>= 1, c += blockDim.x) {
+        const auto input = [&](int i) { return source.element(c, i); };
+        if (groups & 1) output.store(c, quantize_slow(input, gsa));
+    }
+}
+
+// Quantizes a row whose decode scale is known, kUnroll groups at a time.
+template <bool kAligned, int kUnroll, class Source>
+__device__ __forceinline__ void quantize_row(const Source& source, uint32_t num_groups, float gsa,
+                                             const RowOutput& output) {
+    const RowScale row = row_scale(gsa);
+    for (uint32_t first = blockIdx.y * blockDim.x * kUnroll + threadIdx.x; first < num_groups;
+         first += gridDim.y * blockDim.x * kUnroll) {
+        InputGroup groups[kUnroll];
+#pragma unroll
+        for (int u = 0; u < kUnroll; u++) {
+            const uint32_t c = first + u * blockDim.x;
+            if (c < num_groups) groups[u] = source.template load<kAligned>(c);
+        }
+        uint32_t slow = 0;
+#pragma unroll
+        for (int u = 0; u < kUnroll; u++) {
+            const uint32_t c = first + u * blockDim.x;
+            if (c < num_groups &&
+                !quantize_loaded(groups[u], amax_or_nan(groups[u]), row, output, c))
+                slow |= 1u << u;
+        }
+        quantize_slowly(slow, source, gsa, output, first);
+    }
+}
+
+// This thread's row; beyond the last one it may be padding.
+__device__ __forceinline__ int64_t this_row() {
+    return static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+}
+
+__device__ __forceinline__ bool is_aligned_16(const void* pointer) {
+    return (reinterpret_cast<uint64_t>(pointer) & 15) == 0;
+}

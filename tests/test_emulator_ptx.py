@@ -1,0 +1,274 @@
+"""The emulator's stand-ins for CUDA and PTX give what NumPy and the fragment tables say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulator import Emulator, missing_emulator, session_folder
+
+from nvfp4cupy import sources
+from nvfp4cupy.formats import bfloat16, e2m1_decode, e4m3_decode, e4m3_encode, round_flushed
+from nvfp4cupy.launch import LaunchConfig, pointer
+
+pytestmark = pytest.mark.skipif(bool(missing_emulator()), reason=missing_emulator())
+
+HERE = Path(__file__).parent
+# Functions of kernels/ptx.cuh that the CPU header does without.
+WITHOUT_BODY = {"shared_address": "only other functions of the header take an address of 32 bits"}
+
+KERNELS = {
+    "f16_decode": "((float*)y)[i] = ptx::f16_to_float(x[i]);",
+    "f16_encode": "y[i] = ptx::float_to_f16(__uint_as_float(x[i]));",
+    "bf16_encode": "y[i] = ptx::float_to_bf16(__uint_as_float(x[i]));",
+    "bf16x2_encode": "y[i] = ptx::floats_to_bf16x2(__uint_as_float(x[i]), 1.0f);",
+    "f16_product": "y[i] = ptx::mul_f16x2(x[i], x[i] >> 16 | x[i] << 16);",
+    "f16_scaled": "y[i] = ptx::mul_f16x2_by_magnitude<1>(x[i] & 0xFFFF, x[i]) & 0xFFFF;",
+    "e4m3_decode": "y[i] = ptx::e4m3x2_to_f16x2(x[i]);",
+    "permute": "y[i] = ptx::byte_permute(0x83828100, 0x07868504, x[i]);",
+    "selected": "y[i] = ptx::bit_select(x[i], 0x01234567, 0x89ABCDEF);",
+    "product": "((float*)y)[i] = __fmul_rn(__uint_as_float(x[i]), 0.5f);",
+    "fused": "const float f = __uint_as_float(x[i]); ((float*)y)[i] = __fmaf_rn(f, f, -1.0f);",
+    "quotient": "((float*)y)[i] = __fdiv_rn(1.0f, __uint_as_float(x[i]));",
+    "reciprocal": "((float*)y)[i] = ptx::reciprocal_approximate(__uint_as_float(x[i]));",
+    "maximum": "((float*)y)[i] = fmaxf(__uint_as_float(x[i]), 0.0f);",
+    "minimum": "((float*)y)[i] = fminf(__uint_as_float(x[i]), -0.0f);",
+    "max_bf16": "y[i] = ptx::max_nan_bf16x2(x[i], x[i ^ 1]);",
+    "min_bf16": "y[i] = ptx::min_nan_bf16x2(x[i], x[i ^ 1]);",
+    "max_f16": "y[i] = ptx::max_nan_f16x2(x[i], x[i ^ 1]);",
+    "min_f16": "y[i] = ptx::min_nan_f16x2(x[i], x[i ^ 1]);",
+    "min_s16": "y[i] = ptx::min_s16x2(x[i], x[i ^ 1]);",
+    "max_nan": "((float*)y)[i] = ptx::max_nan(__uint_as_float(x[i]), -1.0f);",
+    "e4m3_encode": "const float f = __uint_as_float(x[i]); y[i] = ptx::floats_to_e4m3x4(f, 1.0f, -f,"
+    " 2.0f);",
+    "streaming": "if (i < N / 4) ((uint4*)y)[i] = ptx::load_streaming((const uint4*)x + i);",
+    "ldmatrix": (
+        "__shared__ alignas(16) uint32_t s[128]; for (int j = 0; j < 4; j++) s[4 * i + j] = x[4 * i"
+        " + j]; __syncthreads(); uint32_t a[4], b[2]; ptx::ldmatrix_x4(a, s + 4 * i);"
+        "ptx::ldmatrix_x2(b, i < 16 ? s + 4 * i : nullptr);"
+        "for (int j = 0; j < 6; j++) y[6 * i + j] = j < 4 ? a[j] : b[j - 4];"
+    ),
+    # 12 words of each lane: accumulators, A, B, scales.
+    **{
+        name: "float d[4]; uint32_t a[4], b[2]; const uint32_t* w = x + 12 * i;"
+        "for (int j = 0; j < 4; j++) { d[j] = __uint_as_float(w[j]); a[j] = w[4 + j]; }"
+        f"b[0] = w[8]; b[1] = w[9]; ptx::{call};"
+        "for (int j = 0; j < 4; j++) ((float*)y)[4 * i + j] = d[j];"
+        for name, call in {
+            "mma_f16": "mma_m16n8k16_f16(d, a, b)",
+            "mma_bf16": "mma_m16n8k16_bf16(d, a, b)",
+        }.items()
+    },
+}
+HEAD = '#include "ptx.cuh"\n'
+ENTRY = (
+    'extern "C" __global__ void {}(const uint32_t* x, uint32_t* y)'
+    " {{ const int i = blockIdx.x * 32 + threadIdx.x; const int N = 32 * gridDim.x; (void)N; {} }}\n"
+)
+TEXT = HEAD + "".join(ENTRY.format(name, body) for name, body in KERNELS.items())
+FP4 = {
+    f"mma_e2m1_{a}{b}": KERNELS["mma_f16"].replace(
+        "mma_m16n8k16_f16(d, a, b)", f"mma_m16n8k64_e2m1<{a}, {b}>(d, a, b, w[10], w[11])"
+    )
+    for a in range(2)
+    for b in range(4)
+}
+FP4_TEXT = HEAD + "".join(ENTRY.format(name, body) for name, body in FP4.items())
+
+
+@pytest.fixture(scope="module")
+def emulate(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(session_folder(tmp_path_factory))
+
+
+def run(emulate: Emulator, name: str, x: np.ndarray, y_words: int = 0) -> np.ndarray:
+    """Run a kernel on 32-bit words, one a thread unless ``y_words`` gives the output's size."""
+    x = np.ascontiguousarray(x).view(np.uint32).ravel()
+    y = np.zeros(y_words or x.size, np.uint32)
+    args = (pointer("x", x.nbytes, alignment=16), pointer("y", y.nbytes, "out", alignment=16))
+    blocks = 1 if y_words else x.size // 32
+    config = LaunchConfig("ptx_tests.cu", name, (blocks, 1, 1), (32, 1, 1), 0, args)
+    emulate(config, text=FP4_TEXT if name in FP4 else TEXT, fp4_mma=name in FP4, x=x, y=y)
+    return y
+
+
+def some_floats() -> np.ndarray:
+    """Every sign and exponent with mantissas at and around the ties of shorter formats."""
+    mantissas = [0, 1, 0xFFF, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF]
+    bits = np.arange(512, dtype=np.uint32)[:, None] << 23 | np.array(mantissas, np.uint32)
+    return bits.ravel().view(np.float32)
+
+
+def test_every_ptx_function_has_a_body() -> None:
+    declared = re.compile(r"^(?:__device__ __forceinline__|inline) [\w ]+?[ &*](\w+)\(", re.M)
+    wanted = set(declared.findall(sources.find("ptx.cuh").read_text()))
+    ours = set(declared.findall((HERE / "emulator" / "ptx_cpu.cuh").read_text()))
+    assert len(wanted) > 15
+    assert wanted - ours == set(WITHOUT_BODY)
+
+
+def test_float16_is_numpys(emulate: Emulator) -> None:
+    bits = np.arange(65536, dtype=np.uint32)
+    halves = bits.astype(np.uint16).view(np.float16)
+    np.testing.assert_array_equal(run(emulate, "f16_decode", bits).view(np.float32), halves)
+    floats = some_floats()
+    with np.errstate(over="ignore"):
+        expected = np.where(np.isnan(floats), 0x7FFF, floats.astype(np.float16).view(np.uint16))
+    np.testing.assert_array_equal(run(emulate, "f16_encode", floats), expected)
+
+
+def test_bfloat16_is_ml_dtypes(emulate: Emulator) -> None:
+    floats = some_floats()
+    with np.errstate(invalid="ignore"):
+        bits = floats.astype(bfloat16()).view(np.uint16)
+    expected = np.where(np.isnan(floats), 0x7FFF, bits).astype(np.uint32)
+    np.testing.assert_array_equal(run(emulate, "bf16_encode", floats), expected)
+    np.testing.assert_array_equal(run(emulate, "bf16x2_encode", floats), expected | 0x3F800000)
+
+
+def test_float16_products_are_numpys(emulate: Emulator) -> None:
+    words = np.random.default_rng(1).integers(0, 2**32, 4096, dtype=np.uint32)
+    pairs = words.view(np.uint16).view(np.float16).reshape(-1, 2)
+    with np.errstate(all="ignore"):
+        expected = pairs * pairs[:, ::-1]
+        scaled = pairs[:, 0] * np.abs(pairs[:, 1])
+    result = run(emulate, "f16_product", words).view(np.float16).reshape(-1, 2)
+    np.testing.assert_array_equal(result, expected)
+    result = run(emulate, "f16_scaled", words).astype(np.uint16).view(np.float16)
+    np.testing.assert_array_equal(result, scaled)
+
+
+def test_bits_are_moved_as_ptx_says(emulate: Emulator) -> None:
+    codes = np.arange(256, dtype=np.uint32) * 0x101
+    pairs = run(emulate, "e4m3_decode", codes).view(np.float16).reshape(-1, 2)
+    expected = e4m3_decode(np.arange(128, dtype=np.uint8))
+    np.testing.assert_array_equal(pairs, np.concatenate([expected, -expected])[:, None].repeat(2, 1))
+    words = np.random.default_rng(2).integers(0, 2**32, 256, dtype=np.uint32)
+    source = bytes.fromhex("0081828304858607")
+    nibbles = words[:, None] >> np.arange(0, 32, 4)[None, :4] & 15
+    picked = np.frombuffer(source, np.uint8)[nibbles & 7]
+    picked = np.where(nibbles & 8, np.where(picked & 0x80, 0xFF, 0), picked).astype(np.uint8)
+    np.testing.assert_array_equal(run(emulate, "permute", words), picked.view(np.uint32)[:, 0])
+    selected = (words & 0x01234567) | (~words & 0x89ABCDEF)
+    np.testing.assert_array_equal(run(emulate, "selected", words), selected)
+    np.testing.assert_array_equal(run(emulate, "streaming", words), words)
+
+
+def test_arithmetic_is_ieee_single_with_flushed_subnormals(emulate: Emulator) -> None:
+    x = some_floats()
+    tiny = np.finfo(np.float32).tiny
+    with np.errstate(all="ignore"):
+        flushed = np.where(np.abs(x) < tiny, np.copysign(0, x), x).astype(np.float64)
+        exact = {
+            "product": flushed * 0.5,
+            "fused": flushed * flushed - 1,
+            "quotient": 1 / flushed,
+            "max_nan": np.maximum(flushed, -1),
+            "maximum": np.where(flushed > 0, flushed, 0.0),
+            "minimum": np.where(flushed < 0, flushed, -0.0),
+        }
+        for name, value in exact.items():
+            expected = round_flushed(value)
+            result = run(emulate, name, x).view(np.float32)
+            np.testing.assert_array_equal(result, expected, err_msg=name)
+            zero = expected == 0
+            np.testing.assert_array_equal(np.signbit(result[zero]), np.signbit(expected[zero]))
+
+
+def test_approximate_reciprocal_is_one_unit_off(emulate: Emulator) -> None:
+    x = np.random.default_rng(5).uniform(0.5, 3, 1024).astype(np.float32)
+    result = run(emulate, "reciprocal", x).astype(np.int64)
+    off = result - (np.float32(1) / x).view(np.uint32)
+    assert set(off) == {-1, 0, 1}
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16"])
+def test_pairs_are_compared_as_numpy_does(emulate: Emulator, name: str) -> None:
+    words = np.random.default_rng(6).integers(0, 2**32, 4096, dtype=np.uint32)
+    words[:64:2], words[1:64:2] = 0x80000000, 0x00008000  # zeros of both signs
+    dtype = bfloat16() if name == "bf16" else np.dtype(np.float16)
+    pairs = words.view(np.uint16)
+    x, y = (p.view(dtype).astype(np.float32) for p in (pairs, _swapped(words).view(np.uint16)))
+    for kind, both in (("max", np.maximum(x, y)), ("min", np.minimum(x, y))):
+        expected = np.where(np.isnan(both), 0x7FFF, both.astype(dtype).view(np.uint16))
+        zero = (x == 0) & (y == 0)
+        signs = np.signbit(x) & np.signbit(y) if kind == "max" else np.signbit(x) | np.signbit(y)
+        expected = np.where(zero, signs * 0x8000, expected)
+        result = run(emulate, f"{kind}_{name}", words).view(np.uint16)
+        np.testing.assert_array_equal(result, expected)
+
+
+def _swapped(words: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(words.reshape(-1, 2)[:, ::-1]).ravel()
+
+
+def test_integer_pairs_and_e4m3_are_numpys(emulate: Emulator) -> None:
+    words = np.random.default_rng(7).integers(0, 2**32, 4096, dtype=np.uint32)
+    expected = np.minimum(words.view(np.int16), _swapped(words).view(np.int16))
+    np.testing.assert_array_equal(run(emulate, "min_s16", words).view(np.int16), expected)
+    floats = some_floats()
+    magnitude = np.where(np.isnan(floats), 0x7F, e4m3_encode(np.abs(floats)))
+    low = magnitude | np.where(np.signbit(floats) & ~np.isnan(floats), 0x80, 0)
+    high = magnitude | np.where(np.signbit(floats) | np.isnan(floats), 0, 0x80)
+    result = run(emulate, "e4m3_encode", floats).view(np.uint8).reshape(-1, 4)
+    one, two = e4m3_encode(np.array([1, 2], np.float32))
+    np.testing.assert_array_equal(result[:, [1, 3]], np.tile([one, two], (floats.size, 1)))
+    np.testing.assert_array_equal(result[:, [0, 2]], np.stack([low, high], 1))
+
+
+def test_ldmatrix_hands_out_rows(emulate: Emulator) -> None:
+    words = np.arange(128, dtype=np.uint32)
+    tiles = words.reshape(4, 32)  # word 4 row + column of a tile goes to lane of that number
+    expected = np.concatenate([tiles, tiles[:2]]).T
+    result = run(emulate, "ldmatrix", words, 192).reshape(32, 6)
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), bfloat16()], ids=["f16", "bf16"])
+def test_matrix_instruction_is_a_product(emulate: Emulator, dtype: np.dtype) -> None:
+    rng = np.random.default_rng(3)
+    a, b, c = (rng.integers(-8, 9, s).astype(np.float32) for s in [(16, 16), (16, 8), (16, 8)])
+    g, t = np.divmod(np.arange(32), 4)
+    words = np.zeros((32, 12), np.uint32)
+    fragment = np.empty((32, 2), dtype)
+    for r in range(6):
+        for half in range(2):
+            k = 2 * t + half + (r // 2 * 8 if r < 4 else r % 2 * 8)
+            fragment[:, half] = a[g + r % 2 * 8, k] if r < 4 else b[k, g]
+        words[:, 4 + r] = fragment.view(np.uint32)[:, 0]
+    index = [(g + v // 2 * 8, 2 * t + v % 2) for v in range(4)]
+    words[:, :4] = np.stack([c[i] for i in index], 1).view(np.uint32)
+    name = "mma_f16" if dtype == np.float16 else "mma_bf16"
+    result = run(emulate, name, words, 128).view(np.float32).reshape(32, 4)
+    np.testing.assert_array_equal(result, np.stack([(a @ b + c)[i] for i in index], 1))
+
+
+@pytest.mark.parametrize("selectors", [(a, b) for a in range(2) for b in range(4)])
+def test_fp4_instruction_follows_the_fragment_tables(
+    emulate: Emulator, selectors: tuple[int, int]
+) -> None:
+    tables = json.loads((HERE / "data" / "mma_m16n8k64_fragments.json").read_text())["fragments"]
+    place = {name: tuple(np.moveaxis(np.array(table), 2, 0)) for name, table in tables.items()}
+    rng = np.random.default_rng(4)
+    codes = {"A": rng.integers(0, 16, (16, 64)), "B": rng.integers(0, 16, (8, 64))}
+    # Scales 0.5 to 3.5 keep every sum exact; lanes outside the selector hold NaN.
+    scales = {"A": rng.integers(0x30, 0x47, (16, 4)), "B": rng.integers(0x30, 0x47, (8, 4))}
+    words = np.zeros((32, 12), np.uint32)
+    lane = np.arange(32)
+    chosen = {"A": lane % 4 // 2 == selectors[0], "B": lane % 4 == selectors[1]}
+    for name, first, count in (("A", 4, 4), ("B", 8, 2)):
+        nibbles = codes[name][place[name]].reshape(32, count, 8).astype(np.uint32)
+        words[:, first : first + count] = (nibbles << np.arange(0, 32, 4, np.uint32)).sum(2)
+        row, k = place[f"scale_{name}"]
+        held = np.where(chosen[name][:, None], scales[name][row, k // 16], 0x7F).astype(np.uint8)
+        words[:, 10 if name == "A" else 11] = held.view(np.uint32)[:, 0]
+    a, b = (
+        e2m1_decode(codes[n].astype(np.uint8))
+        * e4m3_decode(scales[n].astype(np.uint8)).repeat(16, axis=1)
+        for n in "AB"
+    )
+    result = run(emulate, f"mma_e2m1_{selectors[0]}{selectors[1]}", words, 128)
+    np.testing.assert_array_equal(result.view(np.float32).reshape(32, 4), (a @ b.T)[place["C"]])
