@@ -264,7 +264,7 @@ def swizzle_scales(scales: NDArray[Any]) -> NDArray[Any]:
     the result is scale ``(r, c)``.
 
     Args:
-        scales: uint8 (or any one-byte type) ``(rows, cols)``.
+        scales: uint8 (or any one-byte type) ``(rows, cols)``, a NumPy or CuPy array.
 
     Returns:
         The same type, ``(roundup(rows, 128), roundup(cols, 4))``, C-contiguous, whose bytes are in
@@ -277,8 +277,9 @@ def swizzle_scales(scales: NDArray[Any]) -> NDArray[Any]:
     _check_scales(scales, "scales")
     rows, cols = scales.shape
     padded_rows, padded_cols = swizzled_scales_shape(rows, cols)
-    padded = np.zeros((padded_rows, padded_cols), np.uint8)
-    padded[:rows, :cols] = scales.view(np.uint8)
+    codes = scales.view(np.uint8)
+    padded = np.zeros_like(codes, shape=(padded_rows, padded_cols))  # on the GPU for a GPU array
+    padded[:rows, :cols] = codes
     # [r/128, (r%128)/32, r%32, c/4, c%4] -> [r/128, c/4, r%32, (r%128)/32, c%4]
     tiles = padded.reshape(padded_rows // 128, 4, 32, padded_cols // 4, 4)
     swizzled = tiles.transpose(0, 3, 2, 1, 4).reshape(padded_rows, padded_cols)
@@ -290,7 +291,8 @@ def unswizzle_scales(swizzled: NDArray[Any], rows: int, cols: int) -> NDArray[An
     """Undo ``swizzle_scales``; padding is dropped.
 
     Args:
-        swizzled: one-byte type, ``(roundup(rows, 128), roundup(cols, 4))``, C-contiguous.
+        swizzled: one-byte type, ``(roundup(rows, 128), roundup(cols, 4))``, C-contiguous, a NumPy
+            or CuPy array.
         rows: rows to return.
         cols: columns to return.
 

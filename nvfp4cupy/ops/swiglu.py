@@ -183,7 +183,7 @@ def _check_pair(gate: Any, up: Any) -> None:
     arrays.check_same_side(gate=gate, up=up)
 
 
-def _factors(gate_scale: Any, up_scale: Any) -> dict[str, float]:
+def _factors(gate_scale: Any, up_scale: Any) -> dict[str, Any]:
     return {
         "gate_scale": checks.scalar_float32("gate_scale", gate_scale),
         "up_scale": checks.scalar_float32("up_scale", up_scale),

@@ -113,19 +113,18 @@ def _gemm(
 
 def decoded_steps(a: NDArray[Any], blocks: U8) -> Iterator[tuple[F64, F64]]:
     """Yield the decoded operands of each 64-wide step of k: float64 (m, 64), (n, 64)."""
-    for step in range(blocks.shape[1]):
-        w_step = decode_linear(*block_nvfp4_to_linear(blocks[:, step : step + 1]))
-        columns = slice(step * QK_NVFP4, (step + 1) * QK_NVFP4)
+    k = blocks.shape[1] * QK_NVFP4
+    per_act_block = FP4_MMQ_BLOCK_VALUES // QK_NVFP4
+    for i, left in enumerate(range(0, k, FP4_MMQ_BLOCK_VALUES)):
+        w_blocks = blocks[:, i * per_act_block : (i + 1) * per_act_block]
+        weights = decode_linear(*block_nvfp4_to_linear(w_blocks)).astype(np.float64)
         if a.dtype == np.uint8:
-            yield _decode_act(a, columns), w_step.astype(np.float64)
+            values = decode_linear(*block_fp4_mmq_to_linear(a[i : i + 1])).astype(np.float64)
         else:
-            yield to_float32(a[:, columns]).astype(np.float64), w_step.astype(np.float64)
-
-
-def _decode_act(a: U8, columns: slice) -> F64:
-    block, first = divmod(columns.start, FP4_MMQ_BLOCK_VALUES)
-    values = decode_linear(*block_fp4_mmq_to_linear(a[block : block + 1]))
-    return values[:, first : first + QK_NVFP4].astype(np.float64)
+            values = to_float32(a[:, left : left + FP4_MMQ_BLOCK_VALUES]).astype(np.float64)
+        for first in range(0, weights.shape[1], QK_NVFP4):
+            step = slice(first, first + QK_NVFP4)
+            yield values[:, step], weights[:, step]
 
 
 def sizes(a: NDArray[Any], blocks: U8) -> tuple[int, int, int]:

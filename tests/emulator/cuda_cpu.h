@@ -34,17 +34,14 @@ constexpr int warpSize = 32;
 
 // ---- vector types ------------------------------------------------------------------------------
 
-#define EMU_VECTOR_2(name, T, bytes)     \
-    struct alignas(bytes) name##2 {      \
-        T x, y;                          \
-    };                                   \
+#define EMU_VECTOR_2(name, T, bytes)           \
+    struct alignas(bytes) name##2 { T x, y; }; \
     inline name##2 make_##name##2(T x, T y) { return {x, y}; }
-#define EMU_VECTOR_4(name, T, bytes)     \
-    struct alignas(bytes) name##4 {      \
-        T x, y, z, w;                    \
-    };                                   \
+#define EMU_VECTOR_4(name, T, bytes)                 \
+    struct alignas(bytes) name##4 { T x, y, z, w; }; \
     inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-#define EMU_VECTORS(name, T) EMU_VECTOR_2(name, T, 2 * sizeof(T)) EMU_VECTOR_4(name, T, 4 * sizeof(T))
+#define EMU_VECTORS(name, T) \
+    EMU_VECTOR_2(name, T, 2 * sizeof(T)) EMU_VECTOR_4(name, T, 4 * sizeof(T))
 EMU_VECTORS(uchar, unsigned char)
 EMU_VECTORS(ushort, unsigned short)
 EMU_VECTORS(int, int)

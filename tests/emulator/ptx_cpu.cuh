@@ -104,7 +104,9 @@ inline uint32_t mul_f16x2_by_magnitude(uint32_t values, uint32_t scales) {
     return mul_f16x2(values, magnitude << 16 | magnitude);
 }
 
-inline uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) { return (mask & a) | (~mask & b); }
+inline uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
+    return (mask & a) | (~mask & b);
+}
 
 inline float e4m3(uint32_t byte) {
     const int exponent = byte >> 3 & 15, mantissa = byte & 7;
@@ -125,61 +127,6 @@ inline uint16_t float_to_bf16(float value) {
 
 inline uint32_t floats_to_bf16x2(float low, float high) {
     return uint32_t(float_to_bf16(high)) << 16 | float_to_bf16(low);
-}
-
-// Both halves; `order` is 1 for the larger, -1 for the smaller. -0 is below +0.
-template <float (*kDecode)(uint16_t)>
-inline uint32_t extreme_nan_x2(uint32_t a, uint32_t b, float order) {
-    auto half = [&](uint16_t x, uint16_t y) -> uint32_t {
-        const float u = kDecode(x) * order, v = kDecode(y) * order;
-        if (u != u || v != v) return 0x7FFF;
-        if (u == v) return (x >> 15) == (order > 0) ? y : x;
-        return u > v ? x : y;
-    };
-    return half(a >> 16, b >> 16) << 16 | half(a, b);
-}
-
-// Scaled, so that subnormals are not lost to flush-to-zero.
-inline float bf16_order(uint16_t bits) {
-    const float magnitude = (bits & 0x7FFF) > 0x7F80 ? NAN : bits & 0x7FFF;
-    return bits >> 15 ? -magnitude : magnitude;
-}
-
-inline uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
-    return extreme_nan_x2<bf16_order>(a, b, 1.0f);
-}
-inline uint32_t min_nan_bf16x2(uint32_t a, uint32_t b) {
-    return extreme_nan_x2<bf16_order>(a, b, -1.0f);
-}
-inline uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
-    return extreme_nan_x2<f16_to_float>(a, b, 1.0f);
-}
-inline uint32_t min_nan_f16x2(uint32_t a, uint32_t b) {
-    return extreme_nan_x2<f16_to_float>(a, b, -1.0f);
-}
-inline float max_nan(float a, float b) {
-    return a != a || b != b ? __uint_as_float(0x7FFFFFFF) : fmaxf(a, b);
-}
-
-inline uint32_t min_s16x2(uint32_t a, uint32_t b) {
-    auto half = [&](int16_t x, int16_t y) -> uint32_t { return uint16_t(x < y ? x : y); };
-    return half(a >> 16, b >> 16) << 16 | half(a, b);
-}
-
-inline uint32_t join_halves(uint16_t low, uint16_t high) { return uint32_t(high) << 16 | low; }
-
-inline uint16_t floats_to_e4m3x2(float a, float b) {
-    auto byte = [](float value) -> uint32_t {
-        const uint32_t sign = __float_as_uint(value) >> 24 & 0x80;
-        const float magnitude = std::fabs(value);
-        if (value != value) return 0x7F;
-        if (magnitude >= 464.0f) return sign | 0x7E;
-        const int exponent = magnitude < 0.015625f ? -6 : std::ilogb(magnitude);
-        // Multiples of 2^(exponent - 3); eight of them carry into the exponent by themselves.
-        const uint32_t units = uint32_t(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
-        return sign | min(units + ((exponent + 6) << 3), 0x7Eu);
-    };
-    return byte(b) << 8 | byte(a);
 }
 
 // The order of 16-bit floats as that of integers, -0 below +0. kInfinity are infinity's bits.
@@ -216,10 +163,11 @@ inline uint32_t float_to_e4m3(float value) {
     return sign | ((bits + 0x7FFFF + (bits >> 20 & 1)) >> 20) - ((127 - 7) << 3);
 }
 
-inline uint32_t floats_to_e4m3x4(float a, float b, float c, float d) {
-    return float_to_e4m3(a) | float_to_e4m3(b) << 8 | float_to_e4m3(c) << 16 |
-           float_to_e4m3(d) << 24;
+inline uint16_t floats_to_e4m3x2(float a, float b) {
+    return float_to_e4m3(a) | float_to_e4m3(b) << 8;
 }
+
+inline uint32_t join_halves(uint16_t low, uint16_t high) { return uint32_t(high) << 16 | low; }
 
 // As wrong as PTX allows, one unit in the last place either way: nobody may depend on that unit.
 inline float reciprocal_approximate(float value) {
@@ -327,8 +275,7 @@ inline void mma_m16n8k64_e2m1(float (&d)[4], const uint32_t (&a)[4], const uint3
                               uint32_t scale_a, uint32_t scale_b) {
     static_assert(kSelectorA >= 0 && kSelectorA < 2 && kSelectorB >= 0 && kSelectorB < 4, "");
     Matrices m{d, a, b, scale_a, scale_b};
-    emu::warp_collective("mma_m16n8k64_e2m1", 0, ~0u, &m,
-                         run_mma_m16n8k64<kSelectorA, kSelectorB>);
+    emu::warp_collective("mma_m16n8k64_e2m1", 0, ~0u, &m, run_mma_m16n8k64<kSelectorA, kSelectorB>);
 }
 #endif
 

@@ -59,9 +59,7 @@ template <class... P, void (*kEntry)(P...)>
 struct Entry<kEntry> {
     static constexpr char kSignature[] = {letter<P>()..., 0};
 
-    static void call(const uint64_t* values) {
-        call(values, std::index_sequence_for<P...>());
-    }
+    static void call(const uint64_t* values) { call(values, std::index_sequence_for<P...>()); }
 
     template <size_t... kIndex>
     __attribute__((no_sanitize("thread"))) static void call(const uint64_t* values,

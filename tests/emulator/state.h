@@ -1,0 +1,63 @@
+// The threads of the block that runs, and the clock by which accesses are ordered.
+#pragma once
+
+#include <ucontext.h>
+
+#include <deque>
+#include <vector>
+
+#include "runtime.h"
+
+namespace emu {
+namespace {
+
+constexpr size_t kStackBytes = 256 << 10;
+constexpr int kMaxThreads = 1024;
+
+// The clock ticks at every barrier of a block or warp. Two accesses by different threads are in
+// order only if a barrier of both lies between them.
+uint64_t now = 0;
+
+struct Copy {
+    char* shared;
+    const char* global;
+    int num_bytes, num_valid;
+};
+
+enum class State { kReady, kWarp, kBlock, kDone };
+
+struct Thread {
+    ucontext_t context;
+    char* stack;
+    int id;
+    Index index;
+    State state;
+    const char* wait_name;
+    int line;
+    int predicate;  // of the barrier; after it, how many held
+    uint32_t mask;
+    void* payload;
+    WarpFunction function;
+    std::vector<Copy> open_group;
+    std::deque<std::vector<Copy>> groups;
+
+    int warp() const { return id / 32; }
+};
+
+struct Block {
+    Index index;
+    uint64_t start, barrier;  // times of its first moment and of its last barrier
+    uint64_t warp_barrier[kMaxThreads / 32];
+};
+
+const Kernel* kernel = kernels;
+Index grid, block_dim;
+Block block;
+std::vector<Thread> threads;
+std::vector<uint64_t> values;
+Thread* current = nullptr;
+bool checking = false;
+ucontext_t scheduler;
+
+}  // namespace
+}  // namespace emu
