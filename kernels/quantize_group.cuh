@@ -21,11 +21,9 @@
 // 15 half steps, see `is_fast`.
 #pragma once
 
+#include "amax.cuh"
 #include "scale_search.cuh"
 
-#ifndef NVFP4_INPUT
-#define NVFP4_INPUT 0
-#endif
 #ifndef NVFP4_ROUNDING
 #define NVFP4_ROUNDING 0
 #endif
@@ -33,13 +31,6 @@
 #define NVFP4_SCALE_SEARCH 0
 #endif
 
-#if NVFP4_INPUT == 0
-typedef bf16_t Input;
-#elif NVFP4_INPUT == 1
-typedef fp16_t Input;
-#else
-typedef float Input;
-#endif
 constexpr Rounding kRounding = static_cast<Rounding>(NVFP4_ROUNDING);
 constexpr bool kScaleSearch = NVFP4_SCALE_SEARCH != 0;
 
@@ -50,6 +41,18 @@ constexpr int kGroupWords = kGroupSize * sizeof(Input) / 4;  // 8, or 16 for flo
 struct InputGroup {
     uint32_t words[kGroupWords];
 };
+
+// Element i, in ascending order.
+__device__ __forceinline__ void set_element(InputGroup& group, int i, Input value) {
+#if NVFP4_INPUT == 0
+    group.words[i / 2] = i % 2 ? group.words[i / 2] | static_cast<uint32_t>(value) << 16 : value;
+#elif NVFP4_INPUT == 1
+    group.words[i / 2] =
+        i % 2 ? group.words[i / 2] | static_cast<uint32_t>(value.bits) << 16 : value.bits;
+#else
+    group.words[i] = __float_as_uint(value);
+#endif
+}
 
 // x is a multiple of 16 bytes if kAligned, else of sizeof(Input).
 template <bool kAligned>
@@ -64,16 +67,9 @@ __device__ __forceinline__ InputGroup load_group(const Input* __restrict__ x) {
             group.words[4 * i + 2] = four.z;
             group.words[4 * i + 3] = four.w;
         }
-    } else if constexpr (sizeof(Input) == 2) {
-        const uint16_t* halves = reinterpret_cast<const uint16_t*>(x);
-#pragma unroll
-        for (int i = 0; i < kGroupWords; i++)
-            group.words[i] = __ldg(halves + 2 * i) | static_cast<uint32_t>(__ldg(halves + 2 * i + 1))
-                                                         << 16;
     } else {
 #pragma unroll
-        for (int i = 0; i < kGroupWords; i++)
-            group.words[i] = __ldg(reinterpret_cast<const uint32_t*>(x) + i);
+        for (int i = 0; i < kGroupSize; i++) set_element(group, i, x[i]);
     }
     return group;
 }
@@ -90,36 +86,14 @@ __device__ __forceinline__ float element(const InputGroup& group, int i) {
 #endif
 }
 
-// max |x|; NaN if there is a NaN.
 __device__ __forceinline__ float amax_or_nan(const InputGroup& group) {
+    Extremes extremes = {group.words[0], group.words[0]};
 #if NVFP4_INPUT == 2
-    float amax = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kGroupWords; i++)
-        amax = ptx::max_nan(amax, fabsf(__uint_as_float(group.words[i])));
-    return amax;
-#else
-#if NVFP4_INPUT == 0
-#define NVFP4_MAX ptx::max_nan_bf16x2
-#define NVFP4_MIN ptx::min_nan_bf16x2
-#else
-#define NVFP4_MAX ptx::max_nan_f16x2
-#define NVFP4_MIN ptx::min_nan_f16x2
+    extremes.largest &= 0x7FFFFFFF;
 #endif
-    uint32_t largest = group.words[0], smallest = group.words[0];
 #pragma unroll
-    for (int i = 1; i < kGroupWords; i++) {
-        largest = NVFP4_MAX(largest, group.words[i]);
-        smallest = NVFP4_MIN(smallest, group.words[i]);
-    }
-    const uint32_t both = NVFP4_MAX(largest, smallest ^ 0x80008000);
-    const uint32_t amax = NVFP4_MAX(both, both << 16);  // in the upper half
-#undef NVFP4_MAX
-#undef NVFP4_MIN
-    InputGroup pair;
-    pair.words[0] = amax;
-    return element(pair, 1);
-#endif
+    for (int i = 1; i < kGroupWords; i++) extremes.add(group.words[i]);
+    return extremes.amax_or_nan();
 }
 
 // ---- fast path ---------------------------------------------------------------------------------

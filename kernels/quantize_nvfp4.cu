@@ -19,7 +19,7 @@ __device__ __forceinline__ void quantize(const Input* __restrict__ x, int M, int
     if (m < M) {
         if (row_gsa != nullptr) gsa = row_gsa[m];
         const Contiguous source = {x + m * N};
-        if (is_aligned_16(x)) {
+        if (are_aligned(x, out_fp4)) {
             quantize_row<true, kGroupsPerThread>(source, num_groups, gsa, output);
         } else {
             quantize_row<false, 1>(source, num_groups, gsa, output);

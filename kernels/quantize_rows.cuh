@@ -17,15 +17,16 @@
 
 constexpr bool kSwizzled = NVFP4_SCALE_LAYOUT != 0;
 constexpr int kGroupsPerThread = NVFP4_GROUPS_PER_THREAD;  // loaded at once
+constexpr int kCodeBytes = kGroupSize / 2;
 
-// Where a row's results go: 8 bytes of codes per group, at a multiple of 8, and a scale.
+// Where a row's results go: 8 bytes of codes and a scale per group.
 struct RowOutput {
-    uint2* codes;
+    uint8_t* codes;
     uint8_t* scales;
 
     __device__ __forceinline__ RowOutput(uint8_t* out_fp4, uint8_t* out_sf, int64_t m,
                                          uint32_t num_groups)
-        : codes(reinterpret_cast<uint2*>(out_fp4) + m * num_groups) {
+        : codes(out_fp4 + m * num_groups * kCodeBytes) {
         if constexpr (kSwizzled) {
             const uint32_t row = static_cast<uint32_t>(m & 127);
             const int64_t row_of_tiles = (m >> 7) * ((num_groups + 3) / 4);  // 128 rows x 4 scales
@@ -40,8 +41,17 @@ struct RowOutput {
         scales[at] = static_cast<uint8_t>(byte);
     }
 
+    // Codes lie at multiples of 8 bytes if kAligned.
+    template <bool kAligned>
     __device__ __forceinline__ void store(uint32_t c, const QuantizedGroup& group) const {
-        codes[c] = make_uint2(group.low, group.high);
+        uint8_t* target = codes + static_cast<uint64_t>(c) * kCodeBytes;
+        if constexpr (kAligned) {
+            *reinterpret_cast<uint2*>(target) = make_uint2(group.low, group.high);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCodeBytes; i++)
+                target[i] = static_cast<uint8_t>((i < 4 ? group.low : group.high) >> 8 * (i % 4));
+        }
         store_scale(c, group.scale);
     }
 
@@ -69,28 +79,29 @@ struct Contiguous {
 };
 
 // Quantizes and stores a group that was loaded; false, and nothing stored, if it takes the slow way.
+template <bool kAligned>
 __device__ __forceinline__ bool quantize_loaded(const InputGroup& group, float amax,
                                                 const RowScale& row, const RowOutput& output,
                                                 uint32_t c) {
     if constexpr (kScaleSearch) {
-        output.store(c, quantize_searching(group, row.gsa));
+        output.template store<kAligned>(c, quantize_searching(group, row.gsa));
         return true;
     } else {
         const float largest = divide(amax, row);
         const bool is_right = is_fast(group, amax, largest);
-        if (is_right) output.store(c, quantize_fast(group, row, largest));
+        if (is_right) output.template store<kAligned>(c, quantize_fast(group, row, largest));
         return is_right;
     }
 }
 
 // Bit u of `groups` asks for group first + u * blockDim.x.
-template <class Source>
+template <bool kAligned, class Source>
 __device__ __forceinline__ void quantize_slowly(uint32_t groups, const Source& source, float gsa,
                                                 const RowOutput& output, uint32_t first) {
 #pragma unroll 1
     for (uint32_t c = first; groups != 0; groups >>= 1, c += blockDim.x) {
         const auto input = [&](int i) { return source.element(c, i); };
-        if (groups & 1) output.store(c, quantize_slow(input, gsa));
+        if (groups & 1) output.template store<kAligned>(c, quantize_slow(input, gsa));
     }
 }
 
@@ -112,18 +123,14 @@ __device__ __forceinline__ void quantize_row(const Source& source, uint32_t num_
         for (int u = 0; u < kUnroll; u++) {
             const uint32_t c = first + u * blockDim.x;
             if (c < num_groups &&
-                !quantize_loaded(groups[u], amax_or_nan(groups[u]), row, output, c))
+                !quantize_loaded<kAligned>(groups[u], amax_or_nan(groups[u]), row, output, c))
                 slow |= 1u << u;
         }
-        quantize_slowly(slow, source, gsa, output, first);
+        quantize_slowly<kAligned>(slow, source, gsa, output, first);
     }
 }
 
-// This thread's row; beyond the last one it may be padding.
-__device__ __forceinline__ int64_t this_row() {
-    return static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-}
-
-__device__ __forceinline__ bool is_aligned_16(const void* pointer) {
-    return (reinterpret_cast<uint64_t>(pointer) & 15) == 0;
+// Whether inputs can be loaded 16 bytes at a time and codes stored 8 at a time.
+__device__ __forceinline__ bool are_aligned(const Input* x, const uint8_t* out_fp4) {
+    return is_aligned_16(x) && (reinterpret_cast<uint64_t>(out_fp4) & (kCodeBytes - 1)) == 0;
 }

@@ -100,7 +100,7 @@ _RACES = {
 _BARRIERS = {"nothing": "", "warp": "__syncwarp();", "block": "__syncthreads();"}
 _BLOCK_RACES = {
     "blocks_write_the_same": "y[i] = i;",
-    "block_reads_what_another_writes": "if (i < 16) y[i + 16 * blockIdx.x] = 0; if (y[i] == 9) y[i] = 8;",
+    "block_reads_what_another_writes": "if (i < 16) y[16 * blockIdx.x + i] = 0; if (y[i]) y[i]++;",
     "block_writes_what_another_reads": "if (blockIdx.x) y[i] = 1; else if (y[i] == 9) y[i] = 8;",
 }
 _COPIES = {
@@ -116,7 +116,9 @@ _COPY = (
     "__shared__ alignas(16) uint32_t s[36]; ptx::cp_async<4>(s + i, x + i, i < 31 ? 4 : 0);"
     "ptx::cp_async_commit(); BODY"
 )
-_RACE = "__shared__ uint32_t s[64]; s[i] = 0; __syncthreads(); uint32_t r; BODY if (i < 32) y[i] = r;"
+_RACE = (
+    "__shared__ uint32_t s[64]; s[i] = 0; __syncthreads(); uint32_t r; BODY if (i < 32) y[i] = r;"
+)
 _DYNAMIC = "extern __shared__ __align__(16) uint32_t d[]; d[i] = x[i]; __syncthreads(); "
 _BODIES = {
     **{name: body for name, (body, _) in {**_ACCESS, **_SYNC}.items()},
@@ -142,8 +144,7 @@ _PARAMETERS = {
 _BODIES |= _BLOCK_RACES
 _BODIES |= {"signed_size": "", "large": "const size_t j = blockIdx.x * 32ull + i; y[j] = ~x[j];"}
 _TEXT = '#include "ptx.cuh"\n' + "\n".join(
-    f'extern "C" __global__ void {name}({_PARAMETERS[name]}) {{'
-    f"const int i = threadIdx.x; {body} }}"
+    f'extern "C" __global__ void {name}({_PARAMETERS[name]}) {{const int i = threadIdx.x; {body} }}'
     for name, body in _BODIES.items()
 )
 

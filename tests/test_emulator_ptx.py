@@ -66,7 +66,7 @@ KERNELS = {
 HEAD = '#include "ptx.cuh"\n'
 ENTRY = (
     'extern "C" __global__ void {}(const uint32_t* x, uint32_t* y)'
-    " {{ const int i = blockIdx.x * 32 + threadIdx.x; const int N = 32 * gridDim.x; (void)N; {} }}\n"
+    " {{ const int i = blockIdx.x * 32 + threadIdx.x, N = 32 * gridDim.x; (void)N; {} }}\n"
 )
 TEXT = HEAD + "".join(ENTRY.format(name, body) for name, body in KERNELS.items())
 FP4 = {
@@ -145,7 +145,8 @@ def test_bits_are_moved_as_ptx_says(emulate: Emulator) -> None:
     codes = np.arange(256, dtype=np.uint32) * 0x101
     pairs = run(emulate, "e4m3_decode", codes).view(np.float16).reshape(-1, 2)
     expected = e4m3_decode(np.arange(128, dtype=np.uint8))
-    np.testing.assert_array_equal(pairs, np.concatenate([expected, -expected])[:, None].repeat(2, 1))
+    expected = np.concatenate([expected, -expected])
+    np.testing.assert_array_equal(pairs, np.stack([expected, expected], 1))
     words = np.random.default_rng(2).integers(0, 2**32, 256, dtype=np.uint32)
     source = bytes.fromhex("0081828304858607")
     nibbles = words[:, None] >> np.arange(0, 32, 4)[None, :4] & 15

@@ -1,4 +1,4 @@
-"""The feed-forward on a GPU: the references' bytes, in graphs, on any stream, without allocating."""
+"""The feed-forward on a GPU: the references' bytes, in graphs, on any stream, no allocation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden import assert_bytes_equal
-from test_ffn import BF16, K, N, OPTIONS, OUT, WEIGHTS, by_references, inputs, weight
+from test_ffn import BF16, OPTIONS, OUT, WEIGHTS, K, N, by_references, inputs, weight
 
 from nvfp4cupy.checkpoint import NVFP4Weight
 from nvfp4cupy.ffn import FeedForward

@@ -32,6 +32,7 @@ class Cublas:
     """
 
     def __init__(self) -> None:
+        """Create the handle and its workspace on the current device."""
         self._library = _library()
         self._handle = ctypes.c_void_p()
         self._check("cublasCreate_v2", ctypes.byref(self._handle))
@@ -89,4 +90,6 @@ def _library() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("cublas").abs_path)
     except (OSError, RuntimeError) as error:
-        raise RuntimeError(f"cuBLAS is not usable ({str(error).splitlines()[0]}); {cure}") from error
+        raise RuntimeError(
+            f"cuBLAS is not usable ({str(error).splitlines()[0]}); {cure}"
+        ) from error

@@ -38,6 +38,7 @@ class Samples:
     """
 
     def __init__(self, xp: Any, seed: int = 0) -> None:
+        """Start with nothing made."""
         self.xp = xp
         self._seed = seed
         self._kept: dict[tuple[Any, ...], Any] = {}

@@ -16,6 +16,7 @@ __all__ = [
     "MIN_LAUNCHES",
     "GraphTimer",
     "Program",
+    "Replay",
     "Timer",
     "Timing",
     "num_buffer_sets",
@@ -114,6 +115,21 @@ class Program:
         return [self.calls[i % len(self.calls)] for i in range(self.launches)]
 
 
+@dataclass(frozen=True)
+class Replay:
+    """A program that is ready to be timed.
+
+    Attributes:
+        run: submits all its calls to the current stream.
+        launches: how many calls that are.
+        keep: what must stay alive as long as the replay does.
+    """
+
+    run: Callable[[], None]
+    launches: int
+    keep: Any = None
+
+
 class Timer(Protocol):
     """Measures programs."""
 
@@ -121,8 +137,11 @@ class Timer(Protocol):
     def l2_bytes(self) -> int:
         """Size of the device's L2."""
 
-    def time(self, programs: Mapping[str, Program]) -> dict[str, Timing]:
-        """Return the timing of each program."""
+    def capture(self, program: Program) -> Replay:
+        """Make a program ready to be timed."""
+
+    def time(self, replays: Mapping[str, Replay]) -> dict[str, Timing]:
+        """Time replays in turn with one another; return the timing of each."""
 
 
 class GraphTimer:
@@ -135,31 +154,52 @@ class GraphTimer:
     """
 
     def __init__(self, l2_bytes: int, replays: int = 11, seed: int = 0) -> None:
+        """Create the stream that everything runs on."""
         self.l2_bytes = l2_bytes
         self.replays = replays
         self._random = random.Random(seed)
         self._stream = cupy().cuda.Stream(non_blocking=True)
         self._plug: Any = None
 
-    def time(self, programs: Mapping[str, Program]) -> dict[str, Timing]:
-        """Capture every program, then time all of them in several rounds.
+    def capture(self, program: Program) -> Replay:
+        """Capture a program into a CUDA graph.
 
         Args:
-            programs: by name.
+            program: its calls run once before the capture.
+        """
+        cupy().cuda.Device().synchronize()  # what the calls read may come from other streams
+        with self._stream:
+            for call in program.calls:  # compiles, and sets what cannot be set in a capture
+                call()
+            self._stream.synchronize()
+            if program.capture is None:
+                run = self._captured(program)
+            else:
+                run = program.capture(program.in_order)
+        return Replay(run, program.launches, program)
+
+    def time(self, replays: Mapping[str, Replay]) -> dict[str, Timing]:
+        """Time replays in several rounds, each in another random order.
+
+        Args:
+            replays: by name.
 
         Returns:
             A timing for each name.
         """
-        cupy().cuda.Device().synchronize()  # what the calls read may come from other streams
+        cupy().cuda.Device().synchronize()
+        seconds: dict[str, list[float]] = {name: [] for name in replays}
         with self._stream:
-            replays = {name: self._captured(program) for name, program in programs.items()}
             for replay in replays.values():
-                replay()
-            seconds: dict[str, list[float]] = {name: [] for name in programs}
+                replay.run()
             for _ in range(self.replays):
                 for name, elapsed in self._round(replays).items():
-                    seconds[name].append(elapsed / programs[name].launches)
-        return {name: Timing.of(seconds[name], p.launches) for name, p in programs.items()}
+                    seconds[name].append(elapsed / replays[name].launches)
+        return {name: Timing.of(seconds[name], r.launches) for name, r in replays.items()}
+
+    def time_one(self, program: Program) -> Timing:
+        """Capture and time one program."""
+        return self.time({"": self.capture(program)})[""]
 
     def time_direct(self, call: Callable[[], Any], launches: int) -> Timing:
         """Time a call outside a graph: a captured copy would run on the slower copy engine.
@@ -169,23 +209,14 @@ class GraphTimer:
             launches: calls between two events.
         """
 
-        def replay() -> None:
+        def run() -> None:
             for _ in range(launches):
                 call()
 
-        cupy().cuda.Device().synchronize()
-        with self._stream:
-            replay()
-            rounds = [self._round({"": replay})[""] for _ in range(self.replays)]
-        return Timing.of([elapsed / launches for elapsed in rounds], launches)
+        return self.time({"": Replay(run, launches)})[""]
 
     def _captured(self, program: Program) -> Callable[[], None]:
-        """Return what replays the program's graph on the current stream."""
-        for call in program.calls:  # compiles, and sets what cannot be set during a capture
-            call()
-        self._stream.synchronize()
-        if program.capture is not None:
-            return program.capture(program.in_order)
+        """Return what replays the program's graph on this timer's stream."""
         self._stream.begin_capture()
         try:
             for call in program.in_order:
@@ -195,9 +226,13 @@ class GraphTimer:
                 self._stream.end_capture()
             raise
         graph = self._stream.end_capture()
-        return lambda: graph.launch(self._stream)
 
-    def _round(self, replays: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+        def launch() -> None:
+            graph.launch(self._stream)
+
+        return launch
+
+    def _round(self, replays: Mapping[str, Replay]) -> dict[str, float]:
         """Replay each once in random order; return seconds of each."""
         names = list(replays)
         self._random.shuffle(names)
@@ -206,7 +241,7 @@ class GraphTimer:
         for name in names:
             start, stop = events[name]
             start.record(self._stream)
-            replays[name]()
+            replays[name].run()
             stop.record(self._stream)
         self._stream.synchronize()
         return {n: cupy().cuda.get_elapsed_time(*events[n]) / 1e3 for n in names}

@@ -1,4 +1,4 @@
-"""Scale bytes that no writer may write: 0x7F, which is NaN, and those with the top bit set."""
+"""Scales that no writer may write: bytes that are NaN or negative, unusable global scales."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nvfp4cupy.checkpoint.global_scale import is_usable
 from nvfp4cupy.checkpoint.weight import NVFP4Weight
 from nvfp4cupy.formats import E4M3_MAX_BYTE, GROUP_SIZE, U8
 from nvfp4cupy.layouts import QK_NVFP4
@@ -38,6 +39,21 @@ class BadScale:
         place = f"row {self.row}, block {self.block}"
         expert = "" if self.expert is None else f" of expert {self.expert}"
         return f"scale byte 0x{self.byte:02X} ({what}) at {place}{expert}"
+
+
+def check_weight(weight: NVFP4Weight) -> None:
+    """Check that a weight may be written.
+
+    Raises:
+        ValueError: a scale byte is 0x7F or has the top bit set, or a global scale is not finite
+            and above zero.
+    """
+    for field in ("decode_scale", "input_scale"):
+        scale = getattr(weight, field)
+        if scale is not None and not is_usable(scale):
+            raise ValueError(f"{field} of {weight.name} must be finite and above zero, got {scale}")
+    if bad := first_bad_scale(weight):
+        raise ValueError(f"{weight.name} has {bad}")
 
 
 def first_bad_scale(weight: NVFP4Weight) -> BadScale | None:

@@ -23,6 +23,7 @@ LARGEST_PLAUSIBLE_DECODE_SCALE = 1.0
 SMALLEST_PLAUSIBLE_AMAX = 1e-6
 # Activations have larger outliers, up to some 1e5: 1e5 / 2688 is about 37.
 LARGEST_PLAUSIBLE_INPUT_SCALE = 40.0
+FLOAT16_MAX = 65504.0  # no trained weight lies beyond
 
 _GATE_AND_UP = (("gate_proj", "up_proj"), ("ffn_gate", "ffn_up"), ("w1", "w3"))
 
@@ -154,7 +155,7 @@ def _direction_findings(weight: NVFP4Weight) -> Iterator[Finding]:
         message = f"decode scale {decode_scale:.6g} means weights up to {amax:.3g}"
         if is_reversed:
             message += f"; its reciprocal would mean {other_amax:.3g}, so it points the wrong way"
-        severity: Severity = "error" if is_reversed and amax > 65504 else "warning"
+        severity: Severity = "error" if is_reversed and amax > FLOAT16_MAX else "warning"
         yield Finding(severity, weight.name, None, None, message, _ADVICE_DIRECTION)
     elif amax < SMALLEST_PLAUSIBLE_AMAX:
         message = f"decode scale {decode_scale:.6g} means weights of at most {amax:.3g}"

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nvfp4cupy.checkpoint.gguf_metadata import GGUFField
 from nvfp4cupy.checkpoint.global_scale import decode_scale_from_amax
 from nvfp4cupy.checkpoint.reader import Checkpoint
 from nvfp4cupy.checkpoint.save import (
@@ -31,6 +32,7 @@ from nvfp4cupy.formats import F32, ROUNDINGS, U8, Rounding, to_float32
 from nvfp4cupy.layouts import QK_NVFP4, linear_to_block_nvfp4
 from nvfp4cupy.reference.quantize import quantize_nvfp4
 
+MOSTLY_NVFP4 = GGUFField(39, "UINT32")  # llama.cpp's name for the type of such a file
 DEFAULT_INCLUDE: tuple[str, ...] = ("*.weight",)
 # Embeddings, norms, heads and routers: small, or known to lose most by 4 bits.
 DEFAULT_EXCLUDE: tuple[str, ...] = (
@@ -121,27 +123,46 @@ def quantize_checkpoint(
         raise ValueError(f"scale_search must be 0 or 2, got {scale_search!r}")
     with Checkpoint.open(src) as checkpoint:
         check_destination(checkpoint, dst)
-        kept: dict[str, str] = {}
-        quantized: list[str] = []
-        specs: list[TensorSpec] = []
-        for name, is_nvfp4 in checkpoint.contents():
-            if is_nvfp4:
-                kept[name] = "NVFP4 already"
-                specs += moved_specs(checkpoint, name, format)
-                continue
-            reason = _reason_to_keep(checkpoint.info(name), include, exclude)
-            if reason is not None:
-                kept[name] = reason
-                specs.append(copy_spec(checkpoint, name))
-                continue
-            quantized.append(name)
-            weight = _QuantizedWeight(checkpoint, name, quantizer, rounding, scale_search)
-            specs += weight_specs(weight, format)
+        quantized, kept = _sort_tensors(checkpoint, include, exclude)
         if not quantized:
             raise ValueError(f"no tensor of {src} is to be quantized: {_summary(kept)}")
-        write_file(dst, specs, format, copied_metadata(checkpoint, format), progress)
+        specs: list[TensorSpec] = []
+        for name, is_nvfp4 in checkpoint.contents():
+            if name in quantized:
+                weight = _QuantizedWeight(checkpoint, name, quantizer, rounding, scale_search)
+                specs += weight_specs(weight, format)
+            else:
+                specs += _kept_specs(checkpoint, name, is_nvfp4, format)
+        metadata = copied_metadata(checkpoint, format)
+        if format == "gguf":
+            metadata["general.file_type"] = MOSTLY_NVFP4
+        write_file(dst, specs, format, metadata, progress)
         source_bytes = sum(file.stat().st_size for file in checkpoint.files)
     return QuantizeReport(tuple(quantized), kept, source_bytes, Path(dst).stat().st_size)
+
+
+def _sort_tensors(
+    checkpoint: Checkpoint, include: Sequence[str], exclude: Sequence[str]
+) -> tuple[dict[str, None], dict[str, str]]:
+    """Return the names to quantize, in order, and those to keep with the reason."""
+    quantized: dict[str, None] = {}
+    kept: dict[str, str] = {}
+    for name, is_nvfp4 in checkpoint.contents():
+        if is_nvfp4:
+            kept[name] = "NVFP4 already"
+        elif reason := _reason_to_keep(checkpoint.info(name), include, exclude):
+            kept[name] = reason
+        else:
+            quantized[name] = None
+    return quantized, kept
+
+
+def _kept_specs(
+    checkpoint: Checkpoint, name: str, is_nvfp4: bool, format: TargetFormat
+) -> list[TensorSpec]:
+    if is_nvfp4:
+        return moved_specs(checkpoint, name, format)
+    return [copy_spec(checkpoint, name)]
 
 
 def _reason_to_keep(info: TensorInfo, include: Sequence[str], exclude: Sequence[str]) -> str | None:

@@ -39,7 +39,6 @@ class Checkpoint:
 
     Attributes:
         path: what was opened.
-        files: the files it consists of.
     """
 
     def __init__(

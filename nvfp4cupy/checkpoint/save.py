@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvfp4cupy.checkpoint import compressed_tensors, gguf_layout, modelopt
+from nvfp4cupy.checkpoint.checks import check_weight
 from nvfp4cupy.checkpoint.gguf_metadata import metadata_of_fields
 from nvfp4cupy.checkpoint.gguf_writer import write_gguf
 from nvfp4cupy.checkpoint.reader import Checkpoint
@@ -41,6 +42,7 @@ def save_checkpoint(
     *,
     format: TargetFormat,
     metadata: Mapping[str, Any] | None = None,
+    check: bool = True,
     progress: Progress | None = None,
 ) -> None:
     """Write NVFP4 weights and other tensors to one file, atomically.
@@ -59,16 +61,20 @@ def save_checkpoint(
         tensors: other tensors by name.
         format: one of ``TARGET_FORMATS``.
         metadata: strings for safetensors; strings, numbers, lists or ``GGUFField`` for GGUF.
+        check: refuse weights with bad scale bytes or global scales.
         progress: called after each piece with the tensor's name, the bytes written, and all bytes.
 
     Raises:
         RuntimeError: the format is GGUF and the package gguf is missing.
         TypeError: an array or a value in metadata has a type that the format has not.
-        ValueError: the format is unknown, or a name stands twice.
+        ValueError: the format is unknown, a name stands twice, or with ``check`` a scale byte is
+            0x7F or has the top bit set, or a global scale is not finite and above zero.
     """
     check_format(format)
     specs: list[TensorSpec] = []
     for weight in weights:
+        if check:
+            check_weight(weight)
         specs += weight_specs(MovedWeight(partial(_same, weight)), format)
     for name, array in (tensors or {}).items():
         specs.append(

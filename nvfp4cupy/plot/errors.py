@@ -55,19 +55,20 @@ def error_map(
     shown = np.abs(error)
     if per == "group":
         shown = _groups(shown).mean(axis=-1)
-    finite = shown[np.isfinite(shown)]
-    limit = float(np.percentile(finite, _CLIP_PERCENTILE)) if finite.size else 0.0
     axes = canvas.axes(ax, (7.0, 4.0))
-    # A pixel of the screen shows the mean of the elements below it, so no row is left out.
-    image = axes.imshow(
-        shown, cmap="magma", vmin=0, vmax=limit or 1, aspect="auto", interpolation="antialiased"
-    )
-    axes.figure.colorbar(
-        image,
-        ax=axes,
-        label=f"{'|error|' if per == 'element' else 'mean |error|'}, in units of x",
-        extend="max" if finite.size and finite.max() > limit else "neither",
-    )
+    if shown.size:
+        finite = shown[np.isfinite(shown)]
+        limit = float(np.percentile(finite, _CLIP_PERCENTILE)) if finite.size else 0.0
+        # Where pixels of the screen are fewer, each shows a mean, so that no element is left out.
+        image = axes.imshow(
+            shown, cmap="magma", vmin=0, vmax=limit or 1, aspect="auto", interpolation="antialiased"
+        )
+        axes.figure.colorbar(
+            image,
+            ax=axes,
+            label=f"{'|error|' if per == 'element' else 'mean |error|'}, in units of x",
+            extend="max" if finite.size and finite.max() > limit else "neither",
+        )
     axes.set_xlabel("column" if per == "element" else f"group of {GROUP_SIZE} columns")
     axes.set_ylabel("row")
     axes.set_title(f"Error of each {per}; relative error {_relative(error, values):.4f}")
@@ -147,7 +148,7 @@ def _values_and_errors(
 
 
 def _groups(values: Any) -> Any:
-    return values.reshape(values.shape[0], -1, GROUP_SIZE)
+    return values.reshape(values.shape[0], values.shape[1] // GROUP_SIZE, GROUP_SIZE)
 
 
 def _relative(error: F64, values: F32) -> float:
