@@ -53,7 +53,7 @@ def first_difference(
         return (
             f"{differ.sum()} of {differ.size} {name}s differ, first at row {row}, column {column}: "
             f"got {a}, expected {b}\n  the group divided by gsa: {values}\n  its scale: {scale}"
-            + (f"; value / scale: {values[column % 16] / scale!r}" if name == "code" else "")
+            + (f"; value / scale: {values[column % 16] / scale}" if name == "code" else "")
         )
     return ""
 

@@ -35,6 +35,11 @@ struct OutputWords {
     uint32_t words[kOutputWords];
 };
 
+// NaN has one pattern, as in the 16-bit types.
+__device__ __forceinline__ uint32_t float_bits(float value) {
+    return value == value ? __float_as_uint(value) : 0x7FFFFFFF;
+}
+
 // `codes` holds element i in nibble i.
 __device__ __forceinline__ OutputWords decode(uint32_t codes, float scale, float gsa) {
     // A code's magnitude at the top of float16's mantissa is its value times 2^-14, 0.5 as a
@@ -59,8 +64,8 @@ __device__ __forceinline__ OutputWords decode(uint32_t codes, float scale, float
         result.words[i] = ptx::join_halves(ptx::float_to_f16(value[2 * i]),
                                            ptx::float_to_f16(value[2 * i + 1]));
 #else
-        result.words[2 * i] = __float_as_uint(value[2 * i]);
-        result.words[2 * i + 1] = __float_as_uint(value[2 * i + 1]);
+        result.words[2 * i] = float_bits(value[2 * i]);
+        result.words[2 * i + 1] = float_bits(value[2 * i + 1]);
 #endif
     }
     return result;

@@ -2,19 +2,22 @@
 //
 //   acc[i][j] += (A_i * scales of A_i) (B_j * scales of B_j)      float32, E2M1 codes, E4M3 scales
 //
-// Two bodies with the same operand registers (see mmq_fragments.cuh): the FP4 instruction where the
-// target has it, elsewhere float16 instructions on codes that are decoded in registers. There a
+// Two bodies on the same operand registers (see mmq_fragments.cuh): the FP4 instruction where the
+// target has it; elsewhere float16 instructions on codes that are decoded in registers. There a
 // decoded value is code * 2^-14 * scale: at most 6 significant bits, a multiple of 2^-24 below 1,
 // hence exact in float16; the accumulators then hold the sum times 2^-28.
 //
-// While one step multiplies, its operand registers are filled with the next one's, each as soon as
-// its last use is past: `Refill` loads them with a(tile), b(pair of tiles), a_scales(i) and b_scales(i),
-// i the index of a scale register; slot(s), s in [0, kSlots), is called evenly in between, for other
-// work.
+// NVFP4_SOFTWARE_FP4_MMA=1 puts a function of the portable path in place of the FP4 instruction, so
+// that a GPU without it can run the code around it.
 #pragma once
 
 #include "mmq_fragments.cuh"
 #include "ptx.cuh"
+
+#ifndef NVFP4_SOFTWARE_FP4_MMA
+#define NVFP4_SOFTWARE_FP4_MMA 0
+#endif
+#define NVFP4_USE_FP4_MMA (NVFP4_HAS_FP4_MMA || NVFP4_SOFTWARE_FP4_MMA)
 
 namespace mmq {
 
@@ -24,196 +27,182 @@ constexpr float kAccumulatorScale = 1.0f;
 constexpr float kAccumulatorScale = 268435456.0f;  // 2^28
 #endif
 
+// One warp's operands of a step. A lane's scale registers are words of 4 scales.
+template <int kTilesA, int kTilesB>
+struct Operands {
+    uint32_t a[kTilesA][4];
+    uint32_t b[kTilesB][2];
+#if NVFP4_USE_FP4_MMA
+    static constexpr int kScalesA = (kTilesA + 1) / 2;  // registers, two tiles each
+    static constexpr int kScalesB = (kTilesB + 3) / 4;  // registers, four tiles each
+#else
+    static constexpr int kScalesA = 2 * kTilesA;  // rows g and g + 8 of each tile
+    static constexpr int kScalesB = kTilesB;      // token g of each tile
+#endif
+    uint32_t a_scales[kScalesA];
+    uint32_t b_scales[kScalesB];
+};
+
+// Row (token) of a lane's scale register i, counted from the warp's first.
+template <int kTilesA>
+__device__ constexpr uint32_t a_scale_of(uint32_t lane, int i) {
+    return NVFP4_USE_FP4_MMA ? a_scale_row(lane, kTilesA) + 32 * i : lane / 4 + 8 * i;
+}
+template <int kTilesB>
+__device__ constexpr uint32_t b_scale_of(uint32_t lane, int i) {
+    return NVFP4_USE_FP4_MMA ? b_scale_token(lane, kTilesB) + 32 * i : lane / 4 + 8 * i;
+}
+
+#if !NVFP4_HAS_FP4_MMA
+
+// Eight codes as float16 values times 2^-14: sign in bit 15, exponent and mantissa in bits 11 to 9.
+// `odd` has those of bytes 1 and 3, `even` those of bytes 0 and 2, of the high (kHigh = 1) or the
+// low nibbles. One select brings signs and magnitudes together, the mask drops all other bits.
+template <int kHigh>
+__device__ __forceinline__ void decode(uint32_t word, uint32_t& odd, uint32_t& even) {
+    uint32_t merged = kHigh ? ptx::bit_select(0x80808080, word, word >> 3)
+                            : ptx::bit_select(0x80808080, word << 4, word << 1);
+    odd = merged & 0x8E008E00;
+    even = merged << 8 & 0x8E008E00;
+}
+
+// The same times half kHalf of `scales`.
+template <int kHigh, int kHalf>
+__device__ __forceinline__ void decode(uint32_t word, uint32_t scales, uint32_t& odd,
+                                       uint32_t& even) {
+    decode<kHigh>(word, odd, even);
+    odd = ptx::mul_f16x2_by_magnitude<kHalf>(odd, scales);
+    even = ptx::mul_f16x2_by_magnitude<kHalf>(even, scales);
+}
+
+// The scales of the groups whose codes a lane holds, bytes (0, 2) or (1, 3) of a scale word, as
+// float16.
+__device__ __forceinline__ uint32_t lane_scales(uint32_t scales, uint32_t lane) {
+    return ptx::e4m3x2_to_f16x2(ptx::byte_permute(scales, 0, 0x20 + lane / 2 % 2 * 0x11));
+}
+
+#endif
+
+#if NVFP4_USE_FP4_MMA
+
+#if NVFP4_SOFTWARE_FP4_MMA
+// What the instruction does, times 2^-28. The scales come from the lanes that the selectors name.
+template <int kSelectorA, int kSelectorB>
+__device__ __forceinline__ void fp4_mma(float (&d)[4], const uint32_t (&a)[4],
+                                        const uint32_t (&b)[2], uint32_t scales_a,
+                                        uint32_t scales_b) {
+    uint32_t lane = threadIdx.x, first = lane & ~3u;
+    uint32_t sa[2] = {
+        lane_scales(__shfl_sync(0xFFFFFFFF, scales_a, first + 2 * kSelectorA), lane),
+        lane_scales(__shfl_sync(0xFFFFFFFF, scales_a, first + 2 * kSelectorA + 1), lane)};
+    uint32_t sb = lane_scales(__shfl_sync(0xFFFFFFFF, scales_b, first + kSelectorB), lane);
+    uint32_t x[4], y[2];
+    decode<1, 0>(a[0], sa[0], x[0], x[2]);
+    decode<1, 0>(a[1], sa[1], x[1], x[3]);
+    decode<1, 0>(b[0], sb, y[0], y[1]);
+    ptx::mma_m16n8k16_f16(d, x, y);
+    decode<0, 0>(a[0], sa[0], x[0], x[2]);
+    decode<0, 0>(a[1], sa[1], x[1], x[3]);
+    decode<0, 0>(b[0], sb, y[0], y[1]);
+    ptx::mma_m16n8k16_f16(d, x, y);
+    decode<1, 1>(a[2], sa[0], x[0], x[2]);
+    decode<1, 1>(a[3], sa[1], x[1], x[3]);
+    decode<1, 1>(b[1], sb, y[0], y[1]);
+    ptx::mma_m16n8k16_f16(d, x, y);
+    decode<0, 1>(a[2], sa[0], x[0], x[2]);
+    decode<0, 1>(a[3], sa[1], x[1], x[3]);
+    decode<0, 1>(b[1], sb, y[0], y[1]);
+    ptx::mma_m16n8k16_f16(d, x, y);
+}
+#else
+template <int kSelectorA, int kSelectorB>
+__device__ __forceinline__ void fp4_mma(float (&d)[4], const uint32_t (&a)[4],
+                                        const uint32_t (&b)[2], uint32_t scales_a,
+                                        uint32_t scales_b) {
+    ptx::mma_m16n8k64_e2m1<kSelectorA, kSelectorB>(d, a, b, scales_a, scales_b);
+}
+#endif
+
 struct NoRefill {
-    static constexpr bool kActive = false;
     __device__ __forceinline__ void a(int) const {}
-    __device__ __forceinline__ void a_scales(int) const {}
     __device__ __forceinline__ void b(int) const {}
-    __device__ __forceinline__ void b_scales(int) const {}
     __device__ __forceinline__ void slot(int) const {}
 };
 
-#if NVFP4_HAS_FP4_MMA
-
-template <int kTilesA, int kTilesB>
-struct Operands {
-    static constexpr int kNumScalesA = (kTilesA + 1) / 2;  // registers, two tiles each
-    static constexpr int kNumScalesB = (kTilesB + 3) / 4;  // registers, four tiles each
-    uint32_t a[kTilesA][4];
-    uint32_t b[kTilesB][2];
-    uint32_t a_scales[kNumScalesA];
-    uint32_t b_scales[kNumScalesB];
-
-    // Reads scale register i; `scales` is the word of the warp's first row plus lane_a_scale(lane).
-    __device__ __forceinline__ void load_a_scales(const uint32_t* scales, int i, uint32_t) {
-        a_scales[i] = scales[32 * i];
-    }
-    __device__ __forceinline__ void load_b_scales(const uint32_t* scales, int i, uint32_t) {
-        b_scales[i] = scales[32 * i];
-    }
-    static __device__ __forceinline__ uint32_t lane_a_scale(uint32_t lane) {
-        return kTilesA == 1 ? a_scale_row(lane) % 16 : a_scale_row(lane);
-    }
-    static __device__ __forceinline__ uint32_t lane_b_scale(uint32_t lane) {
-        return b_scale_token(lane) % (8 * kTilesB);
-    }
-    __device__ __forceinline__ void prepare() {}
-};
-
-template <int kTilesA, int kTilesB>
-constexpr int kSlots = kTilesA * kTilesB;
-
-template <int kTilesA, int kTilesB, class Refill>
+// While a step multiplies, its operand registers can be filled with the next one's, each as soon as
+// its last use is past: `refill.a(i)` loads tile i of A, `refill.b(q)` tiles 4 q .. 4 q + 3 of B;
+// slot(s), s in [0, kTilesA * kTilesB), is for other work.
+template <int kTilesA, int kTilesB, class Refill = NoRefill>
 __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
-                                         Operands<kTilesA, kTilesB>& x, const Refill& refill) {
+                                         const Operands<kTilesA, kTilesB>& x, uint32_t /*lane*/,
+                                         const Refill& refill = Refill()) {
 #pragma unroll
     for (int i = 0; i < kTilesA; ++i) {
 #pragma unroll
         for (int j = 0; j < kTilesB; ++j) {
-            // clang-format off
+            float(&d)[4] = acc[i][j];
             uint32_t sa = x.a_scales[i / 2], sb = x.b_scales[j / 4];
             switch (i % 2 * 4 + j % 4) {
-                case 0: ptx::mma_m16n8k64_e2m1<0, 0>(acc[i][j], x.a[i], x.b[j], sa, sb); break;
-                case 1: ptx::mma_m16n8k64_e2m1<0, 1>(acc[i][j], x.a[i], x.b[j], sa, sb); break;
-                case 2: ptx::mma_m16n8k64_e2m1<0, 2>(acc[i][j], x.a[i], x.b[j], sa, sb); break;
-                case 3: ptx::mma_m16n8k64_e2m1<0, 3>(acc[i][j], x.a[i], x.b[j], sa, sb); break;
-                case 4: ptx::mma_m16n8k64_e2m1<1, 0>(acc[i][j], x.a[i], x.b[j], sa, sb); break;
-                case 5: ptx::mma_m16n8k64_e2m1<1, 1>(acc[i][j], x.a[i], x.b[j], sa, sb); break;
-                case 6: ptx::mma_m16n8k64_e2m1<1, 2>(acc[i][j], x.a[i], x.b[j], sa, sb); break;
-                case 7: ptx::mma_m16n8k64_e2m1<1, 3>(acc[i][j], x.a[i], x.b[j], sa, sb); break;
+                case 0: fp4_mma<0, 0>(d, x.a[i], x.b[j], sa, sb); break;
+                case 1: fp4_mma<0, 1>(d, x.a[i], x.b[j], sa, sb); break;
+                case 2: fp4_mma<0, 2>(d, x.a[i], x.b[j], sa, sb); break;
+                case 3: fp4_mma<0, 3>(d, x.a[i], x.b[j], sa, sb); break;
+                case 4: fp4_mma<1, 0>(d, x.a[i], x.b[j], sa, sb); break;
+                case 5: fp4_mma<1, 1>(d, x.a[i], x.b[j], sa, sb); break;
+                case 6: fp4_mma<1, 2>(d, x.a[i], x.b[j], sa, sb); break;
+                case 7: fp4_mma<1, 3>(d, x.a[i], x.b[j], sa, sb); break;
             }
-            // clang-format on
             refill.slot(i * kTilesB + j);
-            if (i == kTilesA - 1 && j % 2 == 1) refill.b(j / 2);
-            if (i == kTilesA - 1 && (j % 4 == 3 || j == kTilesB - 1)) refill.b_scales(j / 4);
+            if (i == kTilesA - 1 && j % 4 == 3) refill.b(j / 4);
         }
         refill.a(i);
-        if (i % 2 == 1 || i == kTilesA - 1) refill.a_scales(i / 2);
     }
 }
 
 #else
 
-// Eight codes as float16 values times 2^-14: sign in bit 15, exponent and mantissa in bits 11 to 9.
-// `odd` has those of bytes 1 and 3, `even` those of bytes 0 and 2, of the high (kNibble = 1) or the
-// low nibbles. One select brings signs and magnitudes together, the mask drops all other bits.
-template <int kNibble>
-__device__ __forceinline__ void decode(uint32_t word, uint32_t& odd, uint32_t& even) {
-    uint32_t merged = kNibble == 1 ? ptx::bit_select(0x80808080, word, word >> 3)
-                                   : ptx::bit_select(0x80808080, word << 4, word << 1);
-    odd = merged & 0x8E008E00;
-    even = merged << 8 & 0x8E008E00;
-}
-
-// The four 16-wide products of a step: kPart / 2 is the word of the row (the first has groups 0 and
-// 1, the second groups 2 and 3), kPart % 2 = 0 takes the high nibbles.
-template <int kPart>
-__device__ __forceinline__ void decode_scaled(uint32_t word, uint32_t scales, uint32_t& odd,
-                                              uint32_t& even) {
-    decode<1 - kPart % 2>(word, odd, even);
-    odd = ptx::mul_f16x2_by_magnitude<kPart / 2>(odd, scales);
-    even = ptx::mul_f16x2_by_magnitude<kPart / 2>(even, scales);
-}
-
-// Bytes (0, 2) or (1, 3) of a scale word: the groups whose codes a lane holds.
-__device__ __forceinline__ uint32_t lane_scales(uint32_t scales, uint32_t lane) {
-    uint32_t selector = 0x20 + (lane / 2 % 2) * 0x11;
-    return ptx::e4m3x2_to_f16x2(ptx::byte_permute(scales, 0, selector));
-}
-
-template <int kTilesA, int kTilesB>
-struct Operands {
-    static constexpr int kNumScalesA = kTilesA;
-    static constexpr int kNumScalesB = kTilesB;
-    uint32_t a[kTilesA][4];
-    uint32_t b[kTilesB][2];
-    uint32_t a_scales[kTilesA][2];  // rows g, g + 8; float16 pairs
-    uint32_t b_scales[kTilesB];
-    uint32_t a_first[kTilesA][4];  // decoded for part 0
-    uint32_t b_first[2];           // tile 0, decoded for part 0
-
-    __device__ __forceinline__ void load_a_scales(const uint32_t* scales, int i, uint32_t lane) {
-        a_scales[i][0] = lane_scales(scales[16 * i], lane);
-        a_scales[i][1] = lane_scales(scales[16 * i + 8], lane);
-    }
-    __device__ __forceinline__ void load_b_scales(const uint32_t* scales, int i, uint32_t lane) {
-        b_scales[i] = lane_scales(scales[8 * i], lane);
-    }
-    static __device__ __forceinline__ uint32_t lane_a_scale(uint32_t lane) { return a_row(lane, 0); }
-    static __device__ __forceinline__ uint32_t lane_b_scale(uint32_t lane) { return b_token(lane); }
-    template <int kPart>
-    __device__ __forceinline__ void decode_a(uint32_t (&fragments)[kTilesA][4], int unit) const {
-        int i = unit / 2, r = unit % 2;  // r = 1: row g + 8
-        decode_scaled<kPart>(a[i][kPart / 2 * 2 + r], a_scales[i][r], fragments[i][r],
-                             fragments[i][2 + r]);
-    }
-    template <int kPart>
-    __device__ __forceinline__ void decode_b(uint32_t (&fragment)[2], int j) const {
-        decode_scaled<kPart>(b[j][kPart / 2], b_scales[j], fragment[0], fragment[1]);
-    }
-    __device__ __forceinline__ void prepare() {
+// The 32 of k whose codes are in registers 2 kHalf, 2 kHalf + 1 of A and kHalf of B, in two 16-wide
+// products: the high nibbles, then the low ones.
+template <int kHalf, int kTilesA, int kTilesB>
+__device__ __forceinline__ void multiply_half(float (&acc)[kTilesA][kTilesB][4],
+                                              const Operands<kTilesA, kTilesB>& x,
+                                              const uint32_t (&a_scales)[2 * kTilesA],
+                                              const uint32_t (&b_scales)[kTilesB]) {
+    uint32_t high[kTilesA][4], low[kTilesA][4], b[2];
 #pragma unroll
-        for (int unit = 0; unit < 2 * kTilesA; ++unit) decode_a<0>(a_first, unit);
-        decode_b<0>(b_first, 0);
+    for (int r = 0; r < 2 * kTilesA; ++r) {
+        decode<1, kHalf>(x.a[r / 2][2 * kHalf + r % 2], a_scales[r], high[r / 2][r % 2],
+                         high[r / 2][2 + r % 2]);
     }
-};
-
-template <int kTilesA, int kTilesB>
-constexpr int kSlots = 4 * kTilesB;
-
-// One 16-wide product, with the next part's A and the next tile's B decoded between its
-// instructions.
-template <int kPart, int kTilesA, int kTilesB, class Refill>
-__device__ __forceinline__ void multiply_part(float (&acc)[kTilesA][kTilesB][4],
-                                              Operands<kTilesA, kTilesB>& x,
-                                              const uint32_t (&a)[kTilesA][4],
-                                              uint32_t (&a_next)[kTilesA][4], uint32_t (&b)[2],
-                                              const Refill& refill) {
-    constexpr int kNext = (kPart + 1) % 4;
-    // In part 2 all of A is decoded in the first half, so that it can be refilled for part 3.
-    constexpr int kUnits = kPart == 2 ? 4 * kTilesA / kTilesB : (2 * kTilesA + kTilesB - 1) / kTilesB;
 #pragma unroll
     for (int j = 0; j < kTilesB; ++j) {
-        uint32_t b_next[2];
-        if (j + 1 < kTilesB) {
-            x.template decode_b<kPart>(b_next, j + 1);
-        } else if (kPart != 3 || Refill::kActive) {
-            x.template decode_b<kNext>(b_next, 0);
-        }
+        decode<1, kHalf>(x.b[j][kHalf], b_scales[j], b[0], b[1]);
 #pragma unroll
-        for (int unit = j * kUnits; unit < (j + 1) * kUnits; ++unit) {
-            if (unit < 2 * kTilesA && (kPart != 3 || Refill::kActive)) {
-                x.template decode_a<kNext>(a_next, unit);
-            }
-        }
+        for (int i = 0; i < kTilesA; ++i) ptx::mma_m16n8k16_f16(acc[i][j], high[i], b);
+    }
 #pragma unroll
-        for (int i = 0; i < kTilesA; ++i) ptx::mma_m16n8k16_f16(acc[i][j], a[i], b);
-        refill.slot(kPart * kTilesB + j);
-        if (kPart == 2 && j == (kTilesB - 1) / 2) {
+    for (int r = 0; r < 2 * kTilesA; ++r) {
+        decode<0, kHalf>(x.a[r / 2][2 * kHalf + r % 2], a_scales[r], low[r / 2][r % 2],
+                         low[r / 2][2 + r % 2]);
+    }
 #pragma unroll
-            for (int i = 0; i < kTilesA; ++i) {
-                refill.a(i);
-                refill.a_scales(i);
-            }
-        }
-        if (kPart == 3 && j % 2 == 0) {
-            refill.b(j / 2);
-            refill.b_scales(j);
-            refill.b_scales(j + 1);
-        }
-        b[0] = b_next[0];
-        b[1] = b_next[1];
+    for (int j = 0; j < kTilesB; ++j) {
+        decode<0, kHalf>(x.b[j][kHalf], b_scales[j], b[0], b[1]);
+#pragma unroll
+        for (int i = 0; i < kTilesA; ++i) ptx::mma_m16n8k16_f16(acc[i][j], low[i], b);
     }
 }
 
-template <int kTilesA, int kTilesB, class Refill>
+template <int kTilesA, int kTilesB>
 __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
-                                         Operands<kTilesA, kTilesB>& x, const Refill& refill) {
-    uint32_t a_other[kTilesA][4];
-    multiply_part<0>(acc, x, x.a_first, a_other, x.b_first, refill);
-    multiply_part<1>(acc, x, a_other, x.a_first, x.b_first, refill);
-    multiply_part<2>(acc, x, x.a_first, a_other, x.b_first, refill);
-    multiply_part<3>(acc, x, a_other, x.a_first, x.b_first, refill);
+                                         const Operands<kTilesA, kTilesB>& x, uint32_t lane) {
+    uint32_t a_scales[2 * kTilesA], b_scales[kTilesB];
+#pragma unroll
+    for (int r = 0; r < 2 * kTilesA; ++r) a_scales[r] = lane_scales(x.a_scales[r], lane);
+#pragma unroll
+    for (int j = 0; j < kTilesB; ++j) b_scales[j] = lane_scales(x.b_scales[j], lane);
+    multiply_half<0>(acc, x, a_scales, b_scales);
+    multiply_half<1>(acc, x, a_scales, b_scales);
 }
 
 #endif

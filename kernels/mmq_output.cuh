@@ -72,21 +72,20 @@ __device__ __forceinline__ void write4(const Output& out, float (&v)[4], uint32_
     }
 }
 
-// Adds the groups' sums, times `factor`, and writes the block's part of `out`. All threads of the
-// block call it; `sums` holds kGroups * 16 * kWarpsB * kSumPitch floats.
-template <int kTokens, int kGroups, int kWarpsB, bool kCheckRows, bool kScaled, int kTilesA,
-          int kTilesB>
+// Writes the block's part of `out`: the sums times `factor`, scaled. All threads of the block call it;
+// `sums` holds 16 * kWarpsB * kSumPitch floats.
+template <int kTokens, int kWarpsB, bool kCheckRows, bool kScaled, int kTilesA, int kTilesB>
 __device__ __forceinline__ void write_tile(const float (&acc)[kTilesA][kTilesB][4],
-                                           const Output& out, float* sums, uint32_t group,
-                                           uint32_t first_row, uint32_t first_token, float factor) {
+                                           const Output& out, float* sums, uint32_t first_row,
+                                           uint32_t first_token, float factor) {
     constexpr int kPassTokens = 16 * kWarpsB;  // 16 of each warp's
     constexpr int kWarpTokens = kTokens / kWarpsB;
-    static_assert(kGroups * kPassTokens * kSumPitch * 4 <= shared_bytes(kTokens), "");
+    static_assert(kPassTokens * kSumPitch * 4 <= shared_bytes(kTokens), "");
     uint32_t lane = threadIdx.x, warp = threadIdx.y;
     uint32_t feature = blockIdx.x * kRows + 4 * lane;
     bool aligned = out.stride % 4 == 0 &&
                    reinterpret_cast<uint64_t>(out.data) % (4 * sizeof(output_t)) == 0;
-    float* mine = sums + group * (kPassTokens * kSumPitch) + first_token / kWarpTokens * 16 * kSumPitch;
+    float* mine = sums + first_token / kWarpTokens * 16 * kSumPitch + first_row;
 #pragma unroll
     for (int pass = 0; pass < kTilesB / 2; ++pass) {
         if (pass > 0) __syncthreads();
@@ -94,8 +93,8 @@ __device__ __forceinline__ void write_tile(const float (&acc)[kTilesA][kTilesB][
         for (int i = 0; i < kTilesA; ++i) {
 #pragma unroll
             for (int v = 0; v < 8; ++v) {
-                mine[(v / 4 * 8 + c_token(lane, v % 4)) * kSumPitch + first_row + 16 * i +
-                     c_row(lane, v % 4)] = acc[i][2 * pass + v / 4][v % 4];
+                mine[(v / 4 * 8 + c_token(lane, v % 4)) * kSumPitch + 16 * i + c_row(lane, v % 4)] =
+                    acc[i][2 * pass + v / 4][v % 4] * factor;
             }
         }
         __syncthreads();
@@ -104,13 +103,8 @@ __device__ __forceinline__ void write_tile(const float (&acc)[kTilesA][kTilesB][
             uint32_t slot = 8 * i + warp;  // token of the pass
             uint32_t token = blockIdx.y * kTokens + slot / 16 * kWarpTokens + 16 * pass + slot % 16;
             if (token >= out.m || (kCheckRows && feature >= out.n)) continue;
-            float v[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float* sum = sums + slot * kSumPitch + 4 * lane + j;
-                v[j] = kGroups == 1 ? sum[0] : sum[0] + sum[kPassTokens * kSumPitch];
-                v[j] *= factor;
-            }
+            const float* sum = sums + slot * kSumPitch + 4 * lane;
+            float v[4] = {sum[0], sum[1], sum[2], sum[3]};
             write4<kCheckRows, kScaled>(out, v, token, feature, aligned);
         }
     }

@@ -131,13 +131,8 @@ def test_w4a4_is_within_its_quantization_errors_of_float64(options: dict[str, An
     exact = swiglu_float64(g, u, options.get("swiglu_limit", 10.0))
     # What the codes of h lost, carried through the down product, and that product's own error.
     lost = np.abs(decoded(hidden, hidden_rows) - exact)
-    bound = lost @ np.abs(down_float64())
-    bound += gemm_error_bound(
-        hidden,
-        WEIGHTS[2].blocks,
-        out_scale=float(WEIGHTS[2].decode_scale),
-        row_scale=hidden_rows,
-    )
+    folds = {"out_scale": float(WEIGHTS[2].decode_scale), "row_scale": hidden_rows}
+    bound = lost @ np.abs(down_float64()) + gemm_error_bound(hidden, WEIGHTS[2].blocks, **folds)
     assert (np.abs(y - exact @ down_float64()) <= bound).all()
     # The scale kept is no worse than e4m3(amax / 6), whose codes are at most one scale off: 16 of
     # them at most 4 * 17/16 * amax / 6 = 0.71 of the group's norm; gate and up add 3 * 2^-8.

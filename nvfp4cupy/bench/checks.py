@@ -27,7 +27,7 @@ class WrongResultError(RuntimeError):
 
 def host(array: Any) -> NDArray[Any]:
     """Return an array of either side as a NumPy array."""
-    return array if isinstance(array, np.ndarray) else array.get()
+    return np.asarray(array.get() if hasattr(array, "get") else array)
 
 
 def spread(size: int, count: int = 6) -> NDArray[np.int64]:

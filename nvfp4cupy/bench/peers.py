@@ -29,12 +29,11 @@ def has_torch() -> bool:
 
 
 def _tensor(array: Any) -> Any:
-    """Return a torch tensor over a CuPy array's memory."""
+    """Return a torch tensor over the memory of a bfloat16 CuPy array."""
     import torch
 
-    if formats.is_bfloat16(array.dtype):  # the array interface has no bfloat16
-        return torch.from_dlpack(array.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_dlpack(array)
+    # As integers: not every pair of versions exchanges bfloat16.
+    return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
 
 
 def _torch_graph(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
@@ -57,12 +56,16 @@ def _torch_graph(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
 def torch_gemm_case(m: int, n: int, k: int) -> Case:
     """Return torch's bf16 product, which is cuBLAS too, called by others."""
 
-    def gemm(x: Any, w: Any, out: Any) -> Any:
-        import torch
-
-        return torch.mm(_tensor(x), _tensor(w).t(), out=_tensor(out))
-
     def make(s: Samples, i: int) -> Work:
+        tensors: list[Any] = []
+
+        def gemm(*arrays: Any) -> None:
+            import torch
+
+            if not tensors:  # taken over at the first call: in a capture that cannot be done
+                tensors.extend(map(_tensor, arrays))
+            torch.mm(tensors[0], tensors[1].t(), out=tensors[2])
+
         return bf16_work(s, i, (m, n, k), gemm)
 
     flops, shape = 2 * m * n * k, f"{m}x{n}x{k}"
@@ -86,13 +89,15 @@ def torch_groups(shapes: Sequence[tuple[int, int]]) -> list[Group]:
 def _compiled_cases(rows: int, columns: int) -> list[Case]:
     shape, count = f"{rows}x{columns}", rows * columns
 
-    def case(name: str, function: Callable[..., Any], right: Any, operands: int, bytes_: int) -> Case:
+    def case(
+        name: str, function: Callable[..., Any], right: Any, operands: int, num_bytes: int
+    ) -> Case:
         def make(s: Samples, i: int) -> Work:
             names = ("x", "up")[:operands]
             arrays = [s.bfloat16(name, rows, columns, i) for name in names]
             return _compiled_work(function, arrays, right)
 
-        return Case(f"torch {name}", _COMPILED, shape, bytes_, make, capture=_torch_graph)
+        return Case(f"torch {name}", _COMPILED, shape, num_bytes, make, capture=_torch_graph)
 
     return [
         case("row amax", _row_amax, _right_amax, 1, 2 * count + 4 * rows),

@@ -103,8 +103,14 @@ def results_table(report: Report, saved: Report | None = None) -> Table:
         cells = result_cells(result)
         if saved:
             cells.append(against_cell(result, earlier.get(result.id)))
-        table.add_row(*cells, end_section=following is None or following.name != result.name)
+        is_last = following is None or _num_rows(following) != _num_rows(result)
+        table.add_row(*cells, end_section=is_last)
     return table
+
+
+def _num_rows(result: Result) -> str:
+    """Return m, or the rows: what the cases of a block have in common."""
+    return result.shape.partition("x")[0]
 
 
 def print_report(report: Report, console: Console, saved: Report | None = None) -> None:

@@ -1,0 +1,63 @@
+"""Runs a launch in every way that must not matter, and compares each result's bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from golden import assert_bytes_equal
+
+from emulator import Emulator
+from nvfp4cupy.launch import LaunchConfig
+
+__all__ = ["assert_emulates", "awkward_values"]
+
+# (offset, order): the worst addresses and the best, threads and blocks in three orders.
+_WAYS = ((None, 0), (0, 1), (0, 7))
+
+
+def assert_emulates(
+    emulate: Emulator,
+    config: LaunchConfig,
+    inputs: dict[str, Any],
+    outputs: dict[str, np.ndarray],
+    *,
+    poisons: tuple[int | None, ...] = (None,),
+    kinds: dict[str, str] | None = None,
+) -> None:
+    """Compare what the kernel writes with ``outputs``, in both builds.
+
+    Args:
+        emulate: the emulator.
+        config: the launch.
+        inputs: value of each parameter, that before the launch where the kernel writes it.
+        outputs: what each written array must be afterwards; NaN bits of float32 do not matter.
+        poisons: what to put into shared memory that the kernel reads unset, one run for each.
+        kinds: what bytes are, for the message, see ``assert_bytes_equal``.
+    """
+    for fp4_mma in (False, True):
+        for offset, order in _WAYS:
+            for poison in poisons:
+                arrays = {
+                    name: np.copy(inputs.get(name, np.zeros_like(expected)))
+                    for name, expected in outputs.items()
+                }
+                options = {"fp4_mma": fp4_mma, "offset": offset, "order": order, "poison": poison}
+                emulate(config, **options, **{**inputs, **arrays})
+                for name, expected in outputs.items():
+                    result = arrays[name]
+                    if expected.dtype == np.float32:
+                        both = np.isnan(result) & np.isnan(expected)
+                        result = np.where(both, expected, result)
+                    assert_bytes_equal(result, expected, (kinds or {}).get(name, ""))
+
+
+def awkward_values(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
+    """Return random values with some NaN, infinities, zeros of both signs, and extremes."""
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 3, shape)).astype(np.float32)
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-39, 6e4, -3e38], np.float32)
+    chosen = rng.random(shape) < 0.02
+    values[chosen] = rng.choice(special, int(chosen.sum()))
+    with np.errstate(all="ignore"):
+        return values.astype(dtype)
