@@ -59,7 +59,23 @@ __device__ __forceinline__ float clamped_up(float u) {
     return u;
 }
 
-// h[i] for kCount pairs of bf16 bits, element 2 j in the low half of pair j.
+// h[i] for any g and u. Rare, so short rather than fast: one copy of the code, on local memory.
+template <int kCount>
+__device__ __forceinline__ void silu_mul_any(const float (&g)[kCount], const float (&u)[kCount],
+                                             float (&h)[kCount]) {
+    float in[2][kCount], out[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+        in[0][i] = g[i];
+        in[1][i] = u[i];
+    }
+#pragma unroll 1
+    for (int i = 0; i < kCount; i++) out[i] = silu_any(in[0][i]) * clamped_up(in[1][i]);
+#pragma unroll
+    for (int i = 0; i < kCount; i++) h[i] = out[i];
+}
+
+// h[i] for kPairs pairs of bf16 bits, element 2 j in the low half of pair j.
 template <int kPairs>
 __device__ __forceinline__ void silu_mul(const uint32_t (&gate)[kPairs],
                                          const uint32_t (&up)[kPairs], float gate_scale,
@@ -82,8 +98,7 @@ __device__ __forceinline__ void silu_mul(const uint32_t (&gate)[kPairs],
 #pragma unroll
         for (int i = 0; i < 2 * kPairs; i++) h[i] = silu_moderate(g[i]) * u[i];
     } else {
-#pragma unroll
-        for (int i = 0; i < 2 * kPairs; i++) h[i] = silu_any(g[i]) * clamped_up(u[i]);
+        silu_mul_any<2 * kPairs>(g, u, h);
     }
 }
 

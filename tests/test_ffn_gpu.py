@@ -43,7 +43,10 @@ def exact_case(m: int) -> tuple[np.ndarray, tuple[NVFP4Weight, ...]]:
     x[:, ::16] = 6
     codes = [rng.integers(0, 256, (N, K // 2), np.uint8) for _ in range(2)]
     ones = np.full((N, K // 16), 0x38, np.uint8)
-    gate, up = (NVFP4Weight(c, ones, np.float32(2**-8)) for c in codes)
+    gate, up = (
+        NVFP4Weight(c, ones, np.float32(scale))
+        for c, scale in zip(codes, (2**-8, 2**-7), strict=True)
+    )
     return x.astype(BF16), (gate, up, WEIGHTS[2])
 
 
@@ -165,14 +168,15 @@ def test_the_callers_own_capture_works_within_the_workspace_and_survives_its_gro
         with pytest.raises(RuntimeError, match="holds 4 rows and cannot grow to 5 during"):
             ffn(large, out=large_out)
         graph = stream.end_capture()
+    old_bytes = ffn.workspace.nbytes
     ffn(large)
-    junk = cupy.full((1 << 20,), 0xFF, np.uint8)  # would land in memory given back
+    others = [cupy.full((old_bytes,), 0xFF, np.uint8) for _ in range(4)]  # would get the memory
     out[...] = np.nan
     cupy.cuda.Device().synchronize()
     graph.launch(stream)
     stream.synchronize()
     assert_bytes_equal(out, right)
-    assert junk.all()
+    assert all((other == 0xFF).all() for other in others)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from nvfp4cupy import compiler
+from nvfp4cupy import __version__, compiler
 from nvfp4cupy.arrays import cupy, missing_gpu
 
 __all__ = ["DeviceInfo", "current_device"]
@@ -78,7 +77,7 @@ def current_device() -> DeviceInfo:
         cuda=_cuda_version(runtime.driverGetVersion()),
         nvrtc=f"{major}.{minor}",
         cupy=cupy().__version__,
-        nvfp4cupy=_package_version(),
+        nvfp4cupy=__version__,
         gemm_path=gemm_path(),
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
@@ -109,10 +108,3 @@ def _driver() -> str:
 
 def _cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _package_version() -> str:
-    try:
-        return version("nvfp4cupy")
-    except PackageNotFoundError:
-        return "(checkout)"

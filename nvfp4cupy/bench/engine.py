@@ -24,6 +24,7 @@ def run_groups(
     timer: Timer,
     ceilings: Ceilings,
     progress: Progress = lambda _: None,
+    partial: Callable[[Sequence[Result]], None] = lambda _: None,
 ) -> list[Result]:
     """Check and time all cases.
 
@@ -35,13 +36,15 @@ def run_groups(
         timer: what measures.
         ceilings: what floors are counted with.
         progress: is told what is being done.
+        partial: gets all results so far after each group.
     """
-    results = []
+    results: list[Result] = []
     for group in groups:
         progress(group.title)
         results += _run_group(group, samples, timer, ceilings)
         with suppress(Exception):  # after a fault on the device nothing works, not even this
             samples.clear()
+        partial(results)
     return results
 
 

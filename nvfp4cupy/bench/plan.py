@@ -91,7 +91,7 @@ class BenchPlan:
         return select(self._all_groups(blas), patterns)
 
     def _all_groups(self, blas: Cublas | None) -> list[Group]:
-        ms = self.ms or (_QUICK_MS if self.quick else _MS)
+        ms = tuple(dict.fromkeys(self.ms or (_QUICK_MS if self.quick else _MS)))
         weights: Sequence[tuple[int, int]] = self.weights or _WEIGHTS
         if self.quick and self.weights is None:
             weights = weights[:1]

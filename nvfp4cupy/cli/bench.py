@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from nvfp4cupy.bench import BenchPlan
+    from nvfp4cupy.bench import BenchPlan, Report
 
 HELP = "time the kernels against the GPU's copy and cuBLAS rates"
 
@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="first check every kernel and tile against the reference, bit for bit",
     )
-    parser.add_argument("--json", metavar="FILE", help="save the report; - prints it to stdout")
+    parser.add_argument(
+        "--json", metavar="FILE", help="save the report, also while it grows; - prints it to stdout"
+    )
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="a saved report to compare with"
     )
@@ -67,12 +69,19 @@ def run(options: argparse.Namespace) -> int:
     messages = Console(stderr=True)
     if options.selftest and not _selftest(console):
         return 1
-    report = bench.run_bench(plan, lambda text: messages.print(f"timing {text}", markup=False))
+
+    def save(report: Report) -> None:
+        if options.json and not to_stdout:
+            bench.save(report, Path(options.json))
+
+    def progress(text: str) -> None:
+        messages.print(f"timing {text}", markup=False, highlight=False)
+
+    report = bench.run_bench(plan, progress, save)
     bench.print_report(report, console, saved)
+    save(report)
     if to_stdout:
         print(report.to_json())
-    elif options.json:
-        bench.save(report, Path(options.json))
     return 1 if report.failed else 0
 
 

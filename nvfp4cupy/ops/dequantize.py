@@ -51,7 +51,7 @@ def dequantize_nvfp4(
     codes, scales = checks.codes_and_scales(codes, scales, scale_layout=scale_layout)
     kind = checks.output_dtype(dtype)
     rows, columns = codes.shape[0], codes.shape[1] * 2
-    is_array = getattr(gsa, "ndim", 0) == 1
+    is_array = getattr(gsa, "ndim", 0) != 0
     if is_array:
         gsa = checks.vector("gsa", gsa, 1 if gsa.shape == (1,) else rows, codes)
     else:

@@ -223,9 +223,9 @@ def amax_quantize_nvfp4(
     with arrays.context(x, stream):
         gsa = arrays.output("out[2]", given[2], (x.shape[0],), _FLOAT32, x)
         if given[2] is not None:
-            arrays.check_overlap("out[2]", gsa, x=x, **{"out[0]": given[0], "out[1]": given[1]})
+            arrays.check_overlap("out[2]", gsa, x=x)
         pair = None if out is None else given[:2]
-        codes, scales = _outputs(pair, x, x.shape[1], scale_layout, check_finite)
+        codes, scales = _outputs(pair, x, x.shape[1], scale_layout, check_finite, **{"out[2]": gsa})
         if arrays.is_gpu(x):
             launchers.AmaxQuantize()(x, gsa, codes, scales, **options)
         else:

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <bit>
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "runtime.h"
+
+// Not from <cmath>: compiling that header takes longer than compiling a kernel.
+#define fabsf __builtin_fabsf
+#define sqrtf __builtin_sqrtf
+#define memcpy __builtin_memcpy
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
 
 // `inline` compiles an entry only where it is called. A block runs on one operating system thread,
 // so thread_local gives both `__shared__ T x[4]` and `extern __shared__ T x[]` their meaning.
@@ -169,86 +173,41 @@ T atomicAdd(T* address, std::type_identity_t<T> value) {
     return emu::atomic(address, [=](T old) { return T(old + value); });
 }
 template <class T>
-T atomicMax(T* address, std::type_identity_t<T> value) {
-    return emu::atomic(address, [=](T old) { return old > value ? old : value; });
-}
-template <class T>
 T atomicMin(T* address, std::type_identity_t<T> value) {
     return emu::atomic(address, [=](T old) { return old < value ? old : value; });
 }
-template <class T>
-T atomicOr(T* address, std::type_identity_t<T> value) {
-    return emu::atomic(address, [=](T old) { return T(old | value); });
-}
-template <class T>
-T atomicExch(T* address, std::type_identity_t<T> value) {
-    return emu::atomic(address, [=](T) { return value; });
-}
-template <class T>
-T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-    return emu::atomic(address, [=](T old) { return old == expected ? value : old; });
-}
-
 // ---- arithmetic --------------------------------------------------------------------------------
 
 template <class T>
 T __ldg(const T* address) {
     return *address;
 }
-template <class T>
-T __ldcs(const T* address) {
-    return *address;
-}
-template <class T>
-void __stcs(T* address, T value) {
-    *address = value;
-}
-
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 
-inline float __fadd_rn(float x, float y) { return x + y; }
-inline float __fsub_rn(float x, float y) { return x - y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
-
-// To the nearest integer, ties to even; out of range saturates and NaN gives 0.
-inline int __float2int_rn(float x) {
-    if (x != x) return 0;
-    if (x >= 2147483648.0f) return std::numeric_limits<int>::max();
-    if (x <= -2147483648.0f) return std::numeric_limits<int>::min();
-    return static_cast<int>(std::nearbyint(x));
-}
-inline unsigned __float2uint_rn(float x) {
-    if (!(x > 0.0f)) return 0;
-    return x >= 4294967296.0f ? ~0u : static_cast<unsigned>(std::nearbyint(x));
-}
 
 // NaN loses, -0 is below +0, and a subnormal operand comes out as zero.
 namespace emu {
-inline float flushed(float x) { return x == 0.0f ? std::copysign(0.0f, x) : x; }
+inline float flushed(float x) { return x == 0.0f ? __builtin_copysignf(0.0f, x) : x; }
 }  // namespace emu
 inline float fmax_cuda(float x, float y) {
     if (x != x) return emu::flushed(y);
     if (y != y || x > y) return emu::flushed(x);
-    return x == y && !std::signbit(x) ? emu::flushed(x) : emu::flushed(y);
+    return x == y && !__builtin_signbit(x) ? emu::flushed(x) : emu::flushed(y);
 }
 inline float fmin_cuda(float x, float y) {
     if (x != x) return emu::flushed(y);
     if (y != y || x < y) return emu::flushed(x);
-    return x == y && std::signbit(x) ? emu::flushed(x) : emu::flushed(y);
+    return x == y && __builtin_signbit(x) ? emu::flushed(x) : emu::flushed(y);
 }
 #define fmaxf fmax_cuda
 #define fminf fmin_cuda
-using std::fabs;
-using std::isfinite;
-using std::isinf;
-using std::isnan;
 template <class A, class B>
 constexpr auto min(A a, B b) {
     using T = std::common_type_t<A, B>;
@@ -260,17 +219,4 @@ constexpr auto max(A a, B b) {
     return T(a) > T(b) ? T(a) : T(b);
 }
 
-inline int __clz(int x) { return std::countl_zero(unsigned(x)); }
 inline int __ffs(int x) { return x ? std::countr_zero(unsigned(x)) + 1 : 0; }
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline unsigned __umulhi(unsigned x, unsigned y) { return uint64_t(x) * y >> 32; }
-inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
-    return ((uint64_t(high) << 32 | low) << (shift & 31)) >> 32;
-}
-inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
-    return (uint64_t(high) << 32 | low) >> (shift & 31);
-}
-inline unsigned __vmaxu2(unsigned x, unsigned y) {
-    const unsigned low = max(x & 0xFFFF, y & 0xFFFF), high = max(x >> 16, y >> 16);
-    return high << 16 | low;
-}

@@ -73,8 +73,8 @@ inline uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) {
 
 inline float f16_to_float(uint16_t bits) {
     const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    float value = exponent ? std::ldexp(1024.0f + mantissa, int(exponent) - 25)
-                           : std::ldexp(float(mantissa), -24);
+    float value = exponent ? __builtin_ldexpf(1024.0f + mantissa, int(exponent) - 25)
+                           : __builtin_ldexpf(float(mantissa), -24);
     if (exponent == 31) value = mantissa ? NAN : INFINITY;
     return bits >> 15 ? -value : value;
 }
@@ -82,10 +82,10 @@ inline float f16_to_float(uint16_t bits) {
 inline uint16_t float_to_f16(float value) {
     if (value != value) return 0x7FFF;
     const uint32_t sign = __float_as_uint(value) >> 16 & 0x8000;
-    const float magnitude = std::fabs(value);
+    const float magnitude = fabsf(value);
     if (magnitude >= 65520.0f) return sign | 0x7C00;
-    if (magnitude < std::ldexp(1.0f, -14))  // multiples of 2^-24
-        return sign | uint32_t(std::nearbyint(std::ldexp(magnitude, 24)));
+    if (magnitude < __builtin_ldexpf(1.0f, -14))  // multiples of 2^-24
+        return sign | uint32_t(__builtin_nearbyintf(__builtin_ldexpf(magnitude, 24)));
     const uint32_t bits = __float_as_uint(magnitude);
     const uint32_t rounded = bits + 0xFFF + (bits >> 13 & 1);
     return sign | ((rounded >> 13) - ((127 - 15) << 10));
@@ -111,7 +111,7 @@ inline uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
 inline float e4m3(uint32_t byte) {
     const int exponent = byte >> 3 & 15, mantissa = byte & 7;
     const float value =
-        exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(float(mantissa), -9);
+        exponent ? __builtin_ldexpf(8.0f + mantissa, exponent - 10) : __builtin_ldexpf(float(mantissa), -9);
     if ((byte & 0x7F) == 0x7F) return NAN;
     return byte & 0x80 ? -value : value;
 }
@@ -156,10 +156,10 @@ inline uint32_t min_s16x2(uint32_t a, uint32_t b) {
 
 inline uint32_t float_to_e4m3(float value) {
     if (value != value) return 0x7F;
-    const float magnitude = min(std::fabs(value), 448.0f);
-    const uint32_t sign = std::signbit(value) ? 0x80 : 0, bits = __float_as_uint(magnitude);
-    if (magnitude < std::ldexp(1.0f, -6))  // multiples of 2^-9
-        return sign | uint32_t(std::nearbyint(std::ldexp(magnitude, 9)));
+    const float magnitude = min(fabsf(value), 448.0f);
+    const uint32_t sign = __builtin_signbit(value) ? 0x80 : 0, bits = __float_as_uint(magnitude);
+    if (magnitude < __builtin_ldexpf(1.0f, -6))  // multiples of 2^-9
+        return sign | uint32_t(__builtin_nearbyintf(__builtin_ldexpf(magnitude, 9)));
     return sign | ((bits + 0x7FFFF + (bits >> 20 & 1)) >> 20) - ((127 - 7) << 3);
 }
 
@@ -218,7 +218,7 @@ inline double f16_to_double(uint16_t bits) { return f16_to_float(bits); }
 // By hand where the value is subnormal, which a conversion with flush-to-zero would lose.
 inline double bf16_to_double(uint16_t bits) {
     if (bits & 0x7F80) return __uint_as_float(uint32_t(bits) << 16);
-    return std::ldexp(bits >> 15 ? -(bits & 127) : bits & 127, -133);
+    return __builtin_ldexp(bits >> 15 ? -(bits & 127) : bits & 127, -133);
 }
 
 inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

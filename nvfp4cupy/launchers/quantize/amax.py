@@ -60,9 +60,7 @@ class FindNonfinite:
         launch(config, x, first, stream=stream)
 
 
-def _plan(
-    source: str, entry: str, m: int, n: int, dtype: InputType, result: Arg
-) -> LaunchConfig:
+def _plan(source: str, entry: str, m: int, n: int, dtype: InputType, result: Arg) -> LaunchConfig:
     check_sizes(m=m, n=n)
     defines = type_define("NVFP4_INPUT", dtype)
     item = ITEM_BYTES[dtype]
