@@ -70,9 +70,9 @@ def _gemms() -> Iterator[LaunchConfig]:
     sizes = {"m": 5, "k": 320}
     for tile in MMQ_TILES:
         for n in (128, 129):
-            for scaled in ({}, {"out_scales": 1, "has_row_scale": True}):
-                yield mmq.MmqGemmTiled.plan(n=n, mmq_x=tile, **sizes, **scaled)
-                yield mmq.W4A16Gemm.plan(n=n, mmq_x=tile, **sizes, **scaled)
+            for scaled in (False, True):
+                yield mmq.MmqGemmTiled.plan(n=n, mmq_x=tile, scaled=scaled, **sizes)
+                yield mmq.W4A16Gemm.plan(n=n, mmq_x=tile, scaled=scaled, **sizes)
         for dtype in ("float16", "float32"):
             yield mmq.MmqGemmTiled.plan(n=128, mmq_x=tile, dtype=dtype, **sizes)
             yield mmq.W4A16Gemm.plan(n=128, mmq_x=tile, dtype=dtype, **sizes)

@@ -88,7 +88,10 @@ def _library() -> ctypes.CDLL:
     except ImportError as error:
         raise RuntimeError(f"cuBLAS is not found without cuda-pathfinder; {cure}") from error
     try:
-        return ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("cublas").abs_path)
+        path = pathfinder.load_nvidia_dynamic_lib("cublas").abs_path
+        if path is None:
+            raise RuntimeError("its file is not known")
+        return ctypes.CDLL(path)  # the one that is loaded already
     except (OSError, RuntimeError) as error:
         raise RuntimeError(
             f"cuBLAS is not usable ({str(error).splitlines()[0]}); {cure}"

@@ -19,6 +19,7 @@ from nvfp4cupy.checkpoint import (
     QuantizeReport,
     quantize_checkpoint,
 )
+from nvfp4cupy.checkpoint.save import TargetFormat
 from nvfp4cupy.cli import files
 from nvfp4cupy.formats import ROUNDINGS, U8, Rounding
 from nvfp4cupy.reference import quantize_nvfp4
@@ -80,7 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Quantize, report."""
-    format = options.format or ("gguf" if options.out.suffix == ".gguf" else "modelopt")
+    by_suffix: TargetFormat = "gguf" if options.out.suffix == ".gguf" else "modelopt"
+    format: TargetFormat = options.format or by_suffix
     files.check_out(options.out, format, force=options.force)
     device = _device(options.device)
     with files.progress_bar("quantizing", hidden=options.quiet) as progress:
