@@ -17,6 +17,12 @@ typedef float Input;
 
 // ---- words in registers ------------------------------------------------------------------------
 
+// A largest magnitude, and its bits as inputs have them: in both halves if they are 16 bits.
+struct Amax {
+    float value;
+    uint32_t bits;
+};
+
 // Largest and smallest value of words of inputs; NaN once there was a NaN. float32: |value| only.
 struct Extremes {
     uint32_t largest, smallest;
@@ -34,16 +40,17 @@ struct Extremes {
 #endif
     }
 
-    __device__ __forceinline__ float amax_or_nan() const {
+    __device__ __forceinline__ Amax amax_or_nan() const {
 #if NVFP4_INPUT == 0
         const uint32_t both = ptx::max_nan_bf16x2(largest, smallest ^ 0x80008000);
-        return __uint_as_float(ptx::max_nan_bf16x2(both, both << 16) & 0xFFFF0000);
+        const uint32_t bits = ptx::max_nan_bf16x2(both, both << 16 | both >> 16);
+        return {__uint_as_float(bits & 0xFFFF0000), bits};
 #elif NVFP4_INPUT == 1
         const uint32_t both = ptx::max_nan_f16x2(largest, smallest ^ 0x80008000);
-        return ptx::f16_to_float(
-            static_cast<uint16_t>(ptx::max_nan_f16x2(both, both << 16) >> 16));
+        const uint32_t bits = ptx::max_nan_f16x2(both, both << 16 | both >> 16);
+        return {ptx::f16_to_float(static_cast<uint16_t>(bits)), bits};
 #else
-        return __uint_as_float(largest);
+        return {__uint_as_float(largest), largest};
 #endif
     }
 };
@@ -82,7 +89,7 @@ __device__ __forceinline__ float share_amax_or_nan(const Input* __restrict__ row
                 extremes.add(four[u].w);
             }
         }
-        return extremes.amax_or_nan();
+        return extremes.amax_or_nan().value;
     } else {
         float amax = 0.0f;
         for (uint32_t i = threadIdx.x; i < static_cast<uint32_t>(N); i += blockDim.x)

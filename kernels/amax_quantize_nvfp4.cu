@@ -26,30 +26,27 @@ __device__ __forceinline__ float amax_without_nan(const InputGroup& group) {
 __device__ __forceinline__ float quantize_held_row(const Contiguous& source, uint32_t num_groups,
                                                    const RowOutput& output) {
     InputGroup groups[kGroupsPerThread];
-#pragma unroll
-    for (int u = 0; u < kGroupsPerThread; u++) {
-        const uint32_t c = threadIdx.x + u * blockDim.x;
-        if (c < num_groups) groups[u] = source.load<true>(c);
-    }
-    float amax[kGroupsPerThread];
+    load_groups<true>(source, threadIdx.x, num_groups, groups);
+    Amax amax[kGroupsPerThread];
     float largest = 0.0f;
 #pragma unroll
     for (int u = 0; u < kGroupsPerThread; u++) {
         if (threadIdx.x + u * blockDim.x < num_groups) {
             amax[u] = amax_or_nan(groups[u]);
-            const bool is_nan = amax[u] != amax[u];
-            largest = fmaxf(largest, is_nan ? amax_without_nan(groups[u]) : amax[u]);
+            const float value = amax[u].value;
+            largest = fmaxf(largest, value == value ? value : amax_without_nan(groups[u]));
         }
     }
     const float gsa = gsa_of_amax(row_max(largest));
     const RowScale row = row_scale(gsa);
-    uint32_t slow = 0;
+    uint32_t left_over = 0;
 #pragma unroll
     for (int u = 0; u < kGroupsPerThread; u++) {
         const uint32_t c = threadIdx.x + u * blockDim.x;
-        if (c < num_groups && !quantize_loaded<true>(groups[u], amax[u], row, output, c)) slow |= 1u << u;
+        if (c < num_groups && !quantize_loaded<true>(groups[u], amax[u], row, output, c))
+            left_over |= 1u << u;
     }
-    quantize_slowly<true>(slow, source, gsa, output, threadIdx.x);
+    quantize_left_over<true>(left_over, source, row, output, threadIdx.x);
     return gsa;
 }
 
@@ -58,8 +55,7 @@ __device__ __forceinline__ float quantize_reread_row(const Contiguous& source, u
                                                      const RowOutput& output) {
     const int num_columns = static_cast<int>(num_groups) * kGroupSize;
     const float gsa = gsa_of_amax(row_max(share_amax<kAligned>(source.row, num_columns)));
-    constexpr int kUnroll = kAligned ? kGroupsPerThread : 1;
-    quantize_row<kAligned, kUnroll>(source, num_groups, gsa, output);
+    quantize_row<kAligned>(source, num_groups, gsa, output);
     return gsa;
 }
 
@@ -69,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int64_t m = this_row();
     const uint32_t num_groups = static_cast<uint32_t>(N) / kGroupSize;
     const RowOutput output(out_fp4, out_sf, m, num_groups);
-    const Contiguous source = {x + m * N};
+    const Contiguous source = {ptx::held_in_register(x + m * N)};
     const uint32_t own_groups = m < M ? num_groups : 0;
     float row_gsa;
     if (!are_aligned(x, out_fp4)) {

@@ -67,13 +67,14 @@ extern "C" __global__ void __launch_bounds__(256)
     const RowOutput output(out_fp4, out_sf, m, num_groups);
     if (m < M) {
         const int shift = (granularity & (granularity - 1)) == 0 ? __ffs(granularity) - 1 : -1;
-        const Gathered source = {fused + m * N, static_cast<uint32_t>(granularity), shift};
+        const Gathered source = {ptx::held_in_register(fused + m * N),
+                                 static_cast<uint32_t>(granularity), shift};
         const bool is_aligned = are_aligned(fused, out_fp4) && N % kInputsPerLoad == 0 &&
                                 granularity % kInputsPerLoad == 0;
         if (is_aligned) {
-            quantize_row<true, kGroupsPerThread>(source, num_groups, gsa[m], output);
+            quantize_row<true>(source, num_groups, gsa[m], output);
         } else {
-            quantize_row<false, 1>(source, num_groups, gsa[m], output);
+            quantize_row<false>(source, num_groups, gsa[m], output);
         }
         if constexpr (kSwizzled) output.zero_scales(num_groups, num_groups);
     } else if (kSwizzled && m < (static_cast<int64_t>(M) + 127) / 128 * 128) {

@@ -111,7 +111,8 @@ __device__ __forceinline__ uint32_t e2m1_first_closest(float a) {
 constexpr float kDistancesRoundFrom = 33554432.0f;  // 2^25
 
 // The code 0..7 of a magnitude; NaN gives 7 under kHalfStep and kNearestEven, 0 under kNearestLow.
-template <Rounding kRounding>
+// kIsSmall: it is below 2^25, and not NaN.
+template <Rounding kRounding, bool kIsSmall = false>
 __device__ __forceinline__ uint32_t e2m1_magnitude(float a) {
     const float clamped = fminf(a, 6.0f);  // NaN gives 6
     if constexpr (kRounding == kHalfStep) {
@@ -125,7 +126,7 @@ __device__ __forceinline__ uint32_t e2m1_magnitude(float a) {
             // The way up is half a distance, 2^-24 of the shift, only from a tie.
             const float way_up = (rounded - binade.shift) - clamped;
             if (way_up == binade.shift * 5.9604645e-08f) code--;
-            if (!(a < kDistancesRoundFrom)) code = e2m1_first_closest(a);
+            if (!kIsSmall && !(a < kDistancesRoundFrom)) code = e2m1_first_closest(a);
         }
         return code;
     }

@@ -22,35 +22,26 @@ namespace mmq {
 
 constexpr int kThreads = 256;      // of a block: (32, 8, 1)
 constexpr int kRows = 128;         // output features of a block
-constexpr int kStageBlocks = 2;    // matrix steps of a stage: 128 of k
-constexpr int kCodeRowBytes = 64;  // code bytes of one row of a stage
-constexpr int kScaleRowBytes = 8;  // scale bytes of one row of a stage
+constexpr int kCodeRowBytes = 32;  // code bytes of one row of a step
 constexpr int kBlockScaleBytes = 4;
 constexpr int kActScaleBytes = 16;
 
-static_assert(kCodeRowBytes == kStageBlocks * layouts::kWeightBlockValues / 2, "");
-static_assert(kScaleRowBytes == kStageBlocks * kBlockScaleBytes, "");
+static_assert(kCodeRowBytes == layouts::kWeightBlockValues / 2, "");
 
 // Element of k, in [0, 64), whose code is nibble `nibble` (from the low end) of word `word`.
 __device__ constexpr uint32_t code_element(uint32_t word, uint32_t nibble) {
     return 16 * (word / 2) + 4 * (word % 2) + nibble / 2 + 8 * (nibble % 2);
 }
 
-// Byte of 16-byte chunk `chunk`, in [0, 4), of row `row` within a stage's codes: chunks 2 b, 2 b + 1
-// are step b. Two rows fill the 32 banks; the exclusive or spreads one chunk of 8 consecutive rows
-// over all of them.
+// Byte of 16-byte chunk `chunk`, in [0, 2), of row `row` within a step's codes. Four rows fill the 32
+// banks; the exclusive or spreads one chunk of 8 consecutive rows over all of them.
 __device__ constexpr uint32_t code_offset(uint32_t row, uint32_t chunk) {
-    return row * kCodeRowBytes + (chunk ^ (row >> 1 & 3)) * 16;
+    return row * kCodeRowBytes + (chunk ^ (row >> 2 & 1)) * 16;
 }
 
-// Byte of code word `word`, in [0, 16), of row `row` within a stage's codes.
+// Byte of code word `word`, in [0, 8), of row `row` within a step's codes.
 __device__ constexpr uint32_t code_word_offset(uint32_t row, uint32_t word) {
     return code_offset(row, word / 4) + word % 4 * 4;
-}
-
-// From the offset of a row's chunk 0 to that of another chunk.
-__device__ constexpr uint32_t code_offset_of_chunk(uint32_t offset, uint32_t chunk) {
-    return offset ^ chunk * 16;
 }
 
 // A matrix load takes 8x8 tiles of two bytes: matrix i is one chunk of rows 8 i .. 8 i + 7, whose
@@ -78,15 +69,15 @@ __device__ constexpr uint32_t b_scale_token(uint32_t lane, uint32_t num_tiles) {
     return (lane % 4 * 8 + lane / 4) % (8 * num_tiles);
 }
 
-// One stage in shared memory: codes of the weights and of kTokens activation rows, then their scale
-// bytes, 8 a row in order of k.
+// One stage in shared memory, 64 of k: codes of the weights and of kTokens activation rows, then a
+// word of 4 scales for each row.
 template <int kTokens>
 struct Stage {
     static constexpr int kWeightCodes = 0;
     static constexpr int kActCodes = kWeightCodes + kRows * kCodeRowBytes;
     static constexpr int kWeightScales = kActCodes + kTokens * kCodeRowBytes;
-    static constexpr int kActScales = kWeightScales + kRows * kScaleRowBytes;
-    static constexpr int kBytes = kActScales + kTokens * kScaleRowBytes;
+    static constexpr int kActScales = kWeightScales + kRows * kBlockScaleBytes;
+    static constexpr int kBytes = kActScales + kTokens * kBlockScaleBytes;
     static_assert(kBytes % 16 == 0, "");
 };
 

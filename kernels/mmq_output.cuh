@@ -74,18 +74,18 @@ __device__ __forceinline__ void write4(const Output& out, float (&v)[4], uint32_
 
 // Writes the block's part of `out`: the sums times `factor`, scaled. All threads of the block call it;
 // `sums` holds 16 * kWarpsB * kSumPitch floats.
-template <int kTokens, int kWarpsB, bool kCheckRows, bool kScaled, int kTilesA, int kTilesB>
+template <int kTokens, int kGroups, int kWarpsB, bool kCheckRows, bool kScaled, int kTilesA, int kTilesB>
 __device__ __forceinline__ void write_tile(const float (&acc)[kTilesA][kTilesB][4],
-                                           const Output& out, float* sums, uint32_t first_row,
+                                           const Output& out, float* sums, uint32_t group, uint32_t first_row,
                                            uint32_t first_token, float factor) {
     constexpr int kPassTokens = 16 * kWarpsB;  // 16 of each warp's
     constexpr int kWarpTokens = kTokens / kWarpsB;
-    static_assert(kPassTokens * kSumPitch * 4 <= shared_bytes(kTokens), "");
+    static_assert(kGroups * kPassTokens * kSumPitch * 4 <= shared_bytes(kTokens), "");
     uint32_t lane = threadIdx.x, warp = threadIdx.y;
     uint32_t feature = blockIdx.x * kRows + 4 * lane;
     bool aligned = out.stride % 4 == 0 &&
                    reinterpret_cast<uint64_t>(out.data) % (4 * sizeof(output_t)) == 0;
-    float* mine = sums + first_token / kWarpTokens * 16 * kSumPitch + first_row;
+    float* mine = sums + group * (kPassTokens * kSumPitch) + first_token / kWarpTokens * 16 * kSumPitch + first_row;
 #pragma unroll
     for (int pass = 0; pass < kTilesB / 2; ++pass) {
         if (pass > 0) __syncthreads();
@@ -105,6 +105,7 @@ __device__ __forceinline__ void write_tile(const float (&acc)[kTilesA][kTilesB][
             if (token >= out.m || (kCheckRows && feature >= out.n)) continue;
             const float* sum = sums + slot * kSumPitch + 4 * lane;
             float v[4] = {sum[0], sum[1], sum[2], sum[3]};
+            if (kGroups == 2) for (int q = 0; q < 4; ++q) v[q] += sum[kPassTokens * kSumPitch + q];
             write4<kCheckRows, kScaled>(out, v, token, feature, aligned);
         }
     }

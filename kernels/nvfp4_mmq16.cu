@@ -8,7 +8,7 @@
 // Source: spark_model/layers/ops/nvfp4_mmq.rs, nvfp4_mmq_gemm_tiled.
 #include "mmq_gemm.cuh"
 
-extern "C" __global__ void __launch_bounds__(256, 2) atlas_nvfp4_mmq16_nc(
+extern "C" __global__ void __launch_bounds__(256) atlas_nvfp4_mmq16_nc(
     const uint8_t* __restrict__ w, const uint8_t* __restrict__ a, void* __restrict__ out, uint32_t n,
     uint32_t m, uint32_t k, uint32_t w_stride, uint32_t a_stride, uint32_t out_stride) {
     mmq::gemm<16, false, false>(
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) atlas_nvfp4_mmq16_nc(
         {out, n, m, out_stride, nullptr, 0, nullptr});
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) atlas_nvfp4_mmq16_nc_scaled(
+extern "C" __global__ void __launch_bounds__(256) atlas_nvfp4_mmq16_nc_scaled(
     const uint8_t* __restrict__ w, const uint8_t* __restrict__ a, void* __restrict__ out, uint32_t n,
     uint32_t m, uint32_t k, uint32_t w_stride, uint32_t a_stride, uint32_t out_stride,
     const float* __restrict__ out_scale, uint32_t out_scale_stride,
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) atlas_nvfp4_mmq16_nc_scaled
         {out, n, m, out_stride, out_scale, out_scale_stride, row_scale});
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) atlas_nvfp4_mmq16_wc(
+extern "C" __global__ void __launch_bounds__(256) atlas_nvfp4_mmq16_wc(
     const uint8_t* __restrict__ w, const uint8_t* __restrict__ a, void* __restrict__ out, uint32_t n,
     uint32_t m, uint32_t k, uint32_t w_stride, uint32_t a_stride, uint32_t out_stride) {
     mmq::gemm<16, true, false>(
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) atlas_nvfp4_mmq16_wc(
         {out, n, m, out_stride, nullptr, 0, nullptr});
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) atlas_nvfp4_mmq16_wc_scaled(
+extern "C" __global__ void __launch_bounds__(256) atlas_nvfp4_mmq16_wc_scaled(
     const uint8_t* __restrict__ w, const uint8_t* __restrict__ a, void* __restrict__ out, uint32_t n,
     uint32_t m, uint32_t k, uint32_t w_stride, uint32_t a_stride, uint32_t out_stride,
     const float* __restrict__ out_scale, uint32_t out_scale_stride,

@@ -13,9 +13,9 @@
 
 struct Bf16Row {
     const bf16_t* row;
-    uint64_t k;
+    uint32_t k;
 
-    __device__ __forceinline__ void values(uint64_t group, float (&v)[kGroupSize]) const {
+    __device__ __forceinline__ void values(uint32_t group, float (&v)[kGroupSize]) const {
         uint32_t pairs[8];
         act::load_pairs(row, group, k, pairs);
 #pragma unroll
@@ -29,12 +29,12 @@ struct Bf16Row {
 extern "C" __global__ void __launch_bounds__(128)
     atlas_nvfp4_quantize_bf16(const bf16_t* __restrict__ x, uint8_t* __restrict__ y, uint64_t k,
                               uint64_t row_stride, uint64_t kpad, uint32_t m) {
-    act::quantize(Bf16Row{x + blockIdx.x * row_stride, k}, y, kpad, m);
+    act::quantize(Bf16Row{x + blockIdx.x * row_stride, static_cast<uint32_t>(k)}, y, kpad, m);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
     atlas_nvfp4_quantize_bf16_rowscale(const bf16_t* __restrict__ x, uint8_t* __restrict__ y,
                                        uint64_t k, uint64_t row_stride, uint64_t kpad, uint32_t m,
                                        float* __restrict__ row_scale) {
-    act::quantize_with_row_scale(Bf16Row{x + blockIdx.x * row_stride, k}, y, kpad, m, row_scale);
+    act::quantize_with_row_scale(Bf16Row{x + blockIdx.x * row_stride, static_cast<uint32_t>(k)}, y, kpad, m, row_scale);
 }

@@ -22,9 +22,9 @@ struct SwigluRow {
     const bf16_t* gate;
     const bf16_t* up;
     float gate_scale, up_scale;
-    uint64_t k;
+    uint32_t k;
 
-    __device__ __forceinline__ void values(uint64_t group, float (&h)[kGroupSize]) const {
+    __device__ __forceinline__ void values(uint32_t group, float (&h)[kGroupSize]) const {
         uint32_t gates[8], ups[8];
         act::load_pairs(gate, group, k, gates);
         act::load_pairs(up, group, k, ups);
@@ -33,7 +33,7 @@ struct SwigluRow {
 #pragma unroll
             for (int i = 0; i < kGroupSize; i++) h[i] = to_float(ptx::float_to_bf16(h[i]));
         }
-        const uint64_t first = group * kGroupSize;
+        const uint32_t first = group * kGroupSize;
         if (first + kGroupSize > k) {  // zero times a scale of infinity would not be zero
 #pragma unroll
             for (int i = 0; i < kGroupSize; i++) {
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(128)
                                uint8_t* __restrict__ y, float gate_scale, float up_scale,
                                uint64_t k, uint64_t kpad, uint32_t m) {
     const uint64_t first = blockIdx.x * k;
-    act::quantize(SwigluRow{gate + first, up + first, gate_scale, up_scale, k}, y, kpad, m);
+    act::quantize(SwigluRow{gate + first, up + first, gate_scale, up_scale, static_cast<uint32_t>(k)}, y, kpad, m);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -58,6 +58,6 @@ extern "C" __global__ void __launch_bounds__(128)
                                         uint64_t kpad, uint32_t m,
                                         float* __restrict__ row_scale) {
     const uint64_t first = blockIdx.x * k;
-    act::quantize_with_row_scale(SwigluRow{gate + first, up + first, gate_scale, up_scale, k}, y,
+    act::quantize_with_row_scale(SwigluRow{gate + first, up + first, gate_scale, up_scale, static_cast<uint32_t>(k)}, y,
                                  kpad, m, row_scale);
 }

@@ -50,6 +50,15 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// The same pointer into global memory, whose parts the compiler cannot see: it adds offsets to it, in
+// one instruction, instead of taking sums apart and adding all parts at each use.
+template <class T>
+__device__ __forceinline__ T* held_in_register(T* pointer) {
+    asm("" : "+l"(pointer));
+    __builtin_assume(__isGlobal(pointer));
+    return pointer;
+}
+
 // 16-byte load of data that no thread of the grid writes; not kept in L1.
 __device__ __forceinline__ uint4 load_streaming(const uint4* pointer) {
     uint4 v;

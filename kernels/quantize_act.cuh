@@ -29,9 +29,10 @@ __device__ __forceinline__ float high_half(uint32_t pair) {
 }
 
 // The group's 16 bf16 values as pairs. `row` is a row's first element, `group` counts from there.
-__device__ __forceinline__ void load_pairs(const bf16_t* row, uint64_t group, uint64_t k,
+// Columns fit in 32 bits: the grid's y has room for 2^27.
+__device__ __forceinline__ void load_pairs(const bf16_t* row, uint32_t group, uint32_t k,
                                            uint32_t (&pairs)[8]) {
-    const uint64_t first = group * kGroupSize;
+    const uint32_t first = group * kGroupSize;
     if (first + kGroupSize <= k && is_aligned_16(row)) {
         const uint4* fours = reinterpret_cast<const uint4*>(row + first);
 #pragma unroll
@@ -46,18 +47,18 @@ __device__ __forceinline__ void load_pairs(const bf16_t* row, uint64_t group, ui
     }
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        const uint64_t i = first + 2 * j;
+        const uint32_t i = first + 2 * j;
         const uint32_t low = i < k ? row[i] : 0;
         const uint32_t high = i + 1 < k ? row[i + 1] : 0;
         pairs[j] = low | high << 16;
     }
 }
 
-__device__ __forceinline__ void store_group(uint8_t* y, uint64_t m, uint64_t row, uint64_t group,
+__device__ __forceinline__ void store_group(uint8_t* y, uint32_t m, uint32_t row, uint32_t group,
                                             const QuantizedGroup& quantized) {
-    const uint64_t block = group / kGroupsPerBlock * m + row;
+    const uint64_t block = static_cast<uint64_t>(group / kGroupsPerBlock) * m + row;
     uint8_t* bytes = y + block * layouts::kActBlockBytes;
-    const uint32_t place = static_cast<uint32_t>(group % kGroupsPerBlock);
+    const uint32_t place = group % kGroupsPerBlock;
     const layouts::Codes codes = layouts::to_split_halves({quantized.low, quantized.high});
     bytes[place] = static_cast<uint8_t>(quantized.scale);
     uint32_t* words = reinterpret_cast<uint32_t*>(bytes + kGroupsPerBlock) + 2 * place;
@@ -74,8 +75,8 @@ __device__ __forceinline__ void store_group(uint8_t* y, uint64_t m, uint64_t row
 template <class Source>
 __device__ __forceinline__ void quantize(const Source& source, uint8_t* y, uint64_t kpad,
                                          uint32_t m) {
-    const uint64_t group = static_cast<uint64_t>(blockIdx.y) * kThreads + threadIdx.x;
-    if (group >= kpad / kGroupSize) return;
+    const uint32_t group = blockIdx.y * kThreads + threadIdx.x;
+    if (group >= static_cast<uint32_t>(kpad) / kGroupSize) return;
     float v[kGroupSize];
     source.values(group, v);
     store_group(y, m, blockIdx.x, group, quantize_group_search<kNearestLow>(v));
@@ -110,10 +111,10 @@ __device__ __forceinline__ void quantize_with_row_scale(const Source& source, ui
                                                         float* row_scale) {
     const bool is_alone = gridDim.x >= kManyRows;
     if (is_alone && blockIdx.y > 0) return;
-    const uint64_t num_groups = kpad / kGroupSize;
+    const uint32_t num_groups = static_cast<uint32_t>(kpad) / kGroupSize;
     float amax = 0.0f;
 #pragma unroll 1
-    for (uint64_t group = threadIdx.x; group < num_groups; group += kThreads) {
+    for (uint32_t group = threadIdx.x; group < num_groups; group += kThreads) {
         float v[kGroupSize];
         source.values(group, v);
         amax = fmaxf(amax, group_amax(v));
@@ -121,10 +122,10 @@ __device__ __forceinline__ void quantize_with_row_scale(const Source& source, ui
     const float scale = gsa_of_amax(row_max(amax));
     if (blockIdx.y == 0 && threadIdx.x == 0) row_scale[blockIdx.x] = scale;
     const Divisor divisor(scale);
-    const uint64_t step = is_alone ? kThreads : static_cast<uint64_t>(gridDim.y) * kThreads;
+    const uint32_t step = is_alone ? kThreads : gridDim.y * kThreads;
 #pragma unroll 1
-    for (uint64_t group = static_cast<uint64_t>(blockIdx.y) * kThreads + threadIdx.x;
-         group < num_groups; group += step) {
+    for (uint32_t group = blockIdx.y * kThreads + threadIdx.x; group < num_groups;
+         group += step) {
         float v[kGroupSize];
         source.values(group, v);
 #pragma unroll

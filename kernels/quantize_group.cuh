@@ -11,14 +11,14 @@
 //    6 * 2^-9: all numbers of at most 9 significant bits. A quotient that is wrong in the last place
 //    is therefore harmless unless it crosses, reaches or leaves such a number.
 //  - x * high + x * low, two roundings, was compared with x / gsa for all 2^23 significands of gsa
-//    and all 2^7 (bfloat16) or 2^10 (float16) of x. 11 and 28 quotients differ, in the last place;
-//    the only one that touches a number of 14 bits or less has gsa's significand all ones. float32
-//    inputs take two residual corrections, after which the quotient is the rounded one (Markstein).
+//    and all 2^7 (bfloat16) or 2^10 (float16) of x, with high the rounded reciprocal and both of its
+//    neighbours. Up to 813 quotients differ, in the last place; the only one that touches a number of
+//    9 bits has gsa's significand all ones. float32 inputs take two residual corrections, after
+//    which the quotient is the rounded one (Markstein).
 //  - v / scale has a divisor of 4 bits, so its quotient is 2^-5 ulp or more away from a midpoint of
 //    floats that it does not hit, and v * high + v * low is off by 2^-22 ulp before it is rounded.
 //
-// What the fast path needs besides: no subnormal among the numbers that matter, no NaN, at most
-// 15 half steps, see `is_fast`.
+// What the fast path needs besides: `is_in_range` and `keeps_signs`.
 #pragma once
 
 #include "amax.cuh"
@@ -86,7 +86,7 @@ __device__ __forceinline__ float element(const InputGroup& group, int i) {
 #endif
 }
 
-__device__ __forceinline__ float amax_or_nan(const InputGroup& group) {
+__device__ __forceinline__ Amax amax_or_nan(const InputGroup& group) {
     Extremes extremes = {group.words[0], group.words[0]};
 #if NVFP4_INPUT == 2
     extremes.largest &= 0x7FFFFFFF;
@@ -109,7 +109,14 @@ __device__ __forceinline__ RowScale row_scale(float gsa) {
     const uint32_t bits = __float_as_uint(gsa);
     // Within 2^-60 and 2^60 no intermediate result that matters is subnormal or infinite.
     const bool is_regular = bits - (67u << 23) < (120u << 23) && (bits & 0x7FFFFF) != 0x7FFFFF;
-    const float inverse = is_regular ? __frcp_rn(gsa) : __uint_as_float(0x7FFFFFFF);
+    float inverse;
+    if constexpr (sizeof(Input) == 2) {
+        const float guess = ptx::reciprocal_approximate(gsa);
+        inverse = __fmaf_rn(__fmaf_rn(-gsa, guess, 1.0f), guess, guess);  // the rounded one, or next
+    } else {
+        inverse = __frcp_rn(gsa);
+    }
+    if (!is_regular) inverse = __uint_as_float(0x7FFFFFFF);
     return {gsa, inverse, __fmaf_rn(-gsa, inverse, 1.0f) * inverse};
 }
 
@@ -125,40 +132,50 @@ __device__ __forceinline__ float divide(float x, const RowScale& row) {
     }
 }
 
-// Whether no quotient of a negative element is flushed to zero, which would clear its sign bit.
-// True if every negative x that is not subnormal has |x| >= amax * 2^-90: with amax / gsa at least
-// 2^-6 and the scale at most 448, neither x / gsa nor that over the scale is then near 2^-126.
-__device__ __forceinline__ bool keeps_signs(const InputGroup& group, float amax) {
+// Whether a quotient is in the range of the fast path: from 9 * 2^-9 on the scale is 2 * 2^-9 or
+// more, and amax / scale at most 7.5, up to 448 * 7.5. NaN is not.
+__device__ __forceinline__ bool is_in_range(float largest) {
+    const uint32_t first = __float_as_uint(9.0f / 512.0f), last = __float_as_uint(448.0f * 7.5f);
+    return __float_as_uint(largest) - first <= last - first;
+}
+
+// Whether no quotient of a negative element is flushed to zero, which would clear its sign bit:
+// every negative x has |x| >= amax * 2^-90. With amax / gsa at least 2^-6 and the scale at most 448,
+// neither x / gsa nor that over the scale is then near 2^-126. Zeros and subnormals, which are no
+// harm, count as negative elements too if kStrict.
+template <bool kStrict>
+__device__ __forceinline__ bool keeps_signs(const InputGroup& group, const Amax& amax) {
 #if NVFP4_INPUT == 0
-    // As integers of 16 bits, negative numbers are those below 0, the smallest magnitude first.
-    uint32_t smallest = group.words[0];
+    if constexpr (kStrict) {
+        // As integers of 16 bits, negative numbers are those below 0, the smallest magnitude first.
+        // (An amax below 2^-37 makes the limits positive: false then.)
+        const uint32_t limits = amax.bits + 0x80008000 - (90 << 7) * 0x00010001;
+        uint32_t smallest = limits;
 #pragma unroll
-    for (int i = 1; i < kGroupWords; i++) smallest = ptx::min_s16x2(smallest, group.words[i]);
-    smallest = ptx::min_s16x2(smallest, smallest << 16);
-    const int limit = static_cast<int>(__float_as_uint(amax) >> 16) - (90 << 7);
-    if (static_cast<int>(smallest >> 16 ^ 0x8000) >= limit) return true;
-    // Zeros and subnormals are no harm: once more with 0x80, the smallest normal, taken off.
-    smallest = 0x7FFF7FFF;
+        for (int i = 0; i < kGroupWords; i++) smallest = ptx::min_s16x2(smallest, group.words[i]);
+        return smallest == limits;
+    } else {
+        const int limit = static_cast<int>(amax.bits >> 16) - (90 << 7);
+        bool is_kept = true;
 #pragma unroll
-    for (int i = 0; i < kGroupWords; i++) {
-        const uint32_t flipped = group.words[i] ^ 0x80008000;  // no carry passes between halves
-        const uint32_t shifted = ((flipped | 0x80008000) - 0x00800080) ^ (~flipped & 0x80008000);
-        smallest = ptx::min_s16x2(smallest, shifted ^ 0x80008000);
+        for (int i = 0; i < kGroupSize; i++) {
+            const uint32_t bits = group.words[i / 2] >> 16 * (i % 2) & 0xFFFF;
+            const int magnitude = static_cast<int>(bits & 0x7FFF);
+            is_kept &= bits < 0x8080 || magnitude >= limit;
+        }
+        return is_kept;
     }
-    smallest = ptx::min_s16x2(smallest, smallest << 16);
-    return static_cast<int>((smallest >> 16 ^ 0x8000) + 0x80) >= limit;
 #elif NVFP4_INPUT == 1
     return true;  // the smallest magnitude is 2^-24
 #else
-    uint32_t smallest = 0xFFFFFFFF;
+    const int limit = static_cast<int>(amax.bits) - (90 << 23);
+    bool is_kept = true;
 #pragma unroll
-    for (int i = 0; i < kGroupWords; i++) {
-        // The magnitude of a negative number, above that for the others; 0x800000 off.
-        const uint32_t magnitude = group.words[i] + (0x80000000 - 0x00800000);
-        smallest = smallest < magnitude ? smallest : magnitude;
+    for (int i = 0; i < kGroupSize; i++) {
+        const int magnitude = static_cast<int>(group.words[i] & 0x7FFFFFFF);
+        is_kept &= group.words[i] < 0x80800000 || magnitude >= limit;
     }
-    const int limit = static_cast<int>(__float_as_uint(amax)) - (90 << 23) - 0x00800000;
-    return limit <= 0 || smallest >= static_cast<uint32_t>(limit);
+    return is_kept;
 #endif
 }
 
@@ -200,19 +217,9 @@ __device__ __forceinline__ void half_step_codes(const float (&t)[kGroupSize], ui
     }
 }
 
-// Whether `quantize_fast` is right; amax as amax_or_nan gives it. `largest` is |amax / gsa|.
-__device__ __forceinline__ bool is_fast(const InputGroup& group, float amax, float largest) {
-    if (largest < kSmallestAmax) return true;
-    // From 9 * 2^-9 the scale is 2 * 2^-9 or more, and amax / scale at most 7.5, up to 448 * 7.5.
-    const uint32_t first = __float_as_uint(9.0f / 512.0f), last = __float_as_uint(448.0f * 7.5f);
-    if (__float_as_uint(largest) - first > last - first) return false;  // NaN too
-    return keeps_signs(group, amax);
-}
-
 // Half-step and nearest rounding without the scale search, see the top.
 __device__ __forceinline__ QuantizedGroup quantize_fast(const InputGroup& group, const RowScale& row,
                                                         float largest) {
-    const bool is_zero = largest < kSmallestAmax;
     uint32_t byte;
     float scale;
 #if __CUDA_ARCH__ >= 890
@@ -246,10 +253,10 @@ __device__ __forceinline__ QuantizedGroup quantize_fast(const InputGroup& group,
             uint32_t sign = __float_as_uint(t[i]) >> 28 & 8;
             if constexpr (kRounding == kNearestEven)
                 sign = __float_as_uint(element(group, i)) >> 28 & 8;
-            codes[i / 8] |= (e2m1_magnitude<kRounding>(fabsf(t[i])) | sign) << 4 * (i % 8);
+            codes[i / 8] |= (e2m1_magnitude<kRounding, true>(fabsf(t[i])) | sign) << 4 * (i % 8);
         }
     }
-    return {is_zero ? 0 : codes[0], is_zero ? 0 : codes[1], is_zero ? 0 : byte};
+    return {codes[0], codes[1], byte};
 }
 
 // ---- slow path ---------------------------------------------------------------------------------

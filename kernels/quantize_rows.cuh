@@ -26,7 +26,7 @@ struct RowOutput {
 
     __device__ __forceinline__ RowOutput(uint8_t* out_fp4, uint8_t* out_sf, int64_t m,
                                          uint32_t num_groups)
-        : codes(out_fp4 + m * num_groups * kCodeBytes) {
+        : codes(ptx::held_in_register(out_fp4 + m * num_groups * kCodeBytes)) {
         if constexpr (kSwizzled) {
             const uint32_t row = static_cast<uint32_t>(m & 127);
             const int64_t row_of_tiles = (m >> 7) * ((num_groups + 3) / 4);  // 128 rows x 4 scales
@@ -34,6 +34,7 @@ struct RowOutput {
         } else {
             scales = out_sf + m * num_groups;
         }
+        scales = ptx::held_in_register(scales);
     }
 
     __device__ __forceinline__ void store_scale(uint32_t c, uint32_t byte) const {
@@ -78,56 +79,90 @@ struct Contiguous {
     }
 };
 
-// Quantizes and stores a group that was loaded; false, and nothing stored, if it takes the slow way.
+// Quantizes and stores a group that was loaded; false, and nothing stored, where that takes more.
 template <bool kAligned>
-__device__ __forceinline__ bool quantize_loaded(const InputGroup& group, float amax,
+__device__ __forceinline__ bool quantize_loaded(const InputGroup& group, const Amax& amax,
                                                 const RowScale& row, const RowOutput& output,
                                                 uint32_t c) {
     if constexpr (kScaleSearch) {
         output.template store<kAligned>(c, quantize_searching(group, row.gsa));
         return true;
     } else {
-        const float largest = divide(amax, row);
-        const bool is_right = is_fast(group, amax, largest);
-        if (is_right) output.template store<kAligned>(c, quantize_fast(group, row, largest));
-        return is_right;
+        const float largest = divide(amax.value, row);
+        if (!is_in_range(largest) || !keeps_signs<true>(group, amax)) return false;
+        output.template store<kAligned>(c, quantize_fast(group, row, largest));
+        return true;
     }
+}
+
+// Any group.
+template <bool kAligned, class Source>
+__device__ __forceinline__ void quantize_any(const Source& source, const RowScale& row,
+                                             const RowOutput& output, uint32_t c) {
+    const InputGroup group = source.template load<kAligned>(c);
+    const Amax amax = amax_or_nan(group);
+    const float largest = divide(amax.value, row);
+    QuantizedGroup result = {0, 0, 0};
+    if constexpr (kScaleSearch) {
+        result = quantize_searching(group, row.gsa);
+    } else if (is_in_range(largest) && keeps_signs<false>(group, amax)) {
+        result = quantize_fast(group, row, largest);
+    } else if (!(largest < kSmallestAmax)) {
+        result = quantize_slow([&](int i) { return source.element(c, i); }, row.gsa);
+    }
+    output.template store<kAligned>(c, result);
 }
 
 // Bit u of `groups` asks for group first + u * blockDim.x.
 template <bool kAligned, class Source>
-__device__ __forceinline__ void quantize_slowly(uint32_t groups, const Source& source, float gsa,
-                                                const RowOutput& output, uint32_t first) {
+__device__ __forceinline__ void quantize_left_over(uint32_t groups, const Source& source,
+                                                   const RowScale& row, const RowOutput& output,
+                                                   uint32_t first) {
+    if constexpr (!kScaleSearch) {
 #pragma unroll 1
-    for (uint32_t c = first; groups != 0; groups >>= 1, c += blockDim.x) {
-        const auto input = [&](int i) { return source.element(c, i); };
-        if (groups & 1) output.template store<kAligned>(c, quantize_slow(input, gsa));
+        for (uint32_t c = first; groups != 0; groups >>= 1, c += blockDim.x)
+            if (groups & 1) quantize_any<kAligned>(source, row, output, c);
     }
 }
 
-// Quantizes a row whose decode scale is known, kUnroll groups at a time.
+// Loads group first + u * blockDim.x into groups[u], where there is one.
 template <bool kAligned, int kUnroll, class Source>
+__device__ __forceinline__ void load_groups(const Source& source, uint32_t first,
+                                            uint32_t num_groups, InputGroup (&groups)[kUnroll]) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; u++) {
+        const uint32_t c = first + u * blockDim.x;
+        if (c < num_groups) groups[u] = source.template load<kAligned>(c);
+    }
+}
+
+// Quantizes a row whose decode scale is known, several groups at a time if everything is aligned.
+template <bool kAligned, class Source>
 __device__ __forceinline__ void quantize_row(const Source& source, uint32_t num_groups, float gsa,
                                              const RowOutput& output) {
-    const RowScale row = row_scale(gsa);
-    for (uint32_t first = blockIdx.y * blockDim.x * kUnroll + threadIdx.x; first < num_groups;
-         first += gridDim.y * blockDim.x * kUnroll) {
-        InputGroup groups[kUnroll];
+    constexpr int kUnroll = kAligned ? kGroupsPerThread : 1;
+    uint32_t first = blockIdx.y * blockDim.x * kUnroll + threadIdx.x;
+    InputGroup groups[kUnroll];
+    if constexpr (kAligned) load_groups<kAligned>(source, first, num_groups, groups);
+    if (first >= num_groups) return;
+    const RowScale row = row_scale(gsa);  // waits for gsa, so behind the loads and a branch
+    do {
+        if constexpr (kAligned) {
+            uint32_t left_over = 0;
 #pragma unroll
-        for (int u = 0; u < kUnroll; u++) {
-            const uint32_t c = first + u * blockDim.x;
-            if (c < num_groups) groups[u] = source.template load<kAligned>(c);
+            for (int u = 0; u < kUnroll; u++) {
+                const uint32_t c = first + u * blockDim.x;
+                if (c < num_groups &&
+                    !quantize_loaded<kAligned>(groups[u], amax_or_nan(groups[u]), row, output, c))
+                    left_over |= 1u << u;
+            }
+            quantize_left_over<kAligned>(left_over, source, row, output, first);
+        } else {
+            quantize_any<kAligned>(source, row, output, first);
         }
-        uint32_t slow = 0;
-#pragma unroll
-        for (int u = 0; u < kUnroll; u++) {
-            const uint32_t c = first + u * blockDim.x;
-            if (c < num_groups &&
-                !quantize_loaded<kAligned>(groups[u], amax_or_nan(groups[u]), row, output, c))
-                slow |= 1u << u;
-        }
-        quantize_slowly<kAligned>(slow, source, gsa, output, first);
-    }
+        first += gridDim.y * blockDim.x * kUnroll;
+        if constexpr (kAligned) load_groups<kAligned>(source, first, num_groups, groups);
+    } while (first < num_groups);
 }
 
 // Whether inputs can be loaded 16 bytes at a time and codes stored 8 at a time.

@@ -137,7 +137,9 @@ def _selftest(console: Console) -> bool:
     from nvfp4cupy.bench import run_selftest
     from nvfp4cupy.bench.device import current_device
 
-    console.print(current_device().header, markup=False, highlight=False, soft_wrap=True)
+    device = current_device()
+    for line in (device.header, f"path of the W4A4 products: {device.gemm_path}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     outcomes = run_selftest()
     table = Table("kernel", "checks", "result", title="Against the reference, bit for bit")
     for outcome in outcomes:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert, report."""
-    files.check_out(options.out, options.format, force=options.force)
+    files.check_out(options.source, options.out, options.format, force=options.force)
     with files.progress_bar("converting", hidden=options.quiet) as progress:
         convert_checkpoint(
             options.source,

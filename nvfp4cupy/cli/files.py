@@ -33,17 +33,19 @@ def add_paths(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def check_out(out: Path, format: str, *, force: bool) -> None:
+def check_out(source: Path, out: Path, format: str, *, force: bool) -> None:
     """Refuse to write over a file, or to give one a suffix that its readers go by wrongly.
 
     Args:
+        source: what is read.
         out: the file to be written.
         format: one of ``TARGET_FORMATS``.
         force: whether a file that is there may be replaced.
 
     Raises:
         FileExistsError: it is there, and ``force`` is not given.
-        ValueError: it is there and is no file, or its suffix belongs to another format.
+        ValueError: it is the source, or is there and is no file, or its suffix belongs to another
+            format.
     """
     assert format in TARGET_FORMATS
     suffix = ".gguf" if format == "gguf" else ".safetensors"
@@ -54,6 +56,8 @@ def check_out(out: Path, format: str, *, force: bool) -> None:
     # A device, a pipe or a folder must not be replaced by a file, not even with --force.
     if not out.is_file():
         raise ValueError(f"OUT must be the name of a file, {out} is something else")
+    if source.exists() and out.samefile(source):
+        raise ValueError(f"OUT must be another file than IN, got {out}")
     if not force:
         raise FileExistsError(f"{out} exists; --force replaces it")
 
@@ -81,7 +85,7 @@ def progress_bar(verb: str, *, hidden: bool) -> Iterator[Progress]:
         progress.TimeRemainingColumn(),
         console=stderr,
         transient=True,
-        disable=hidden or not stderr.is_terminal,
+        disable=hidden or not stderr.file.isatty(),
     ) as bar:
         task = bar.add_task(verb, total=None)
 

@@ -28,7 +28,7 @@ _RANGES = (
     (0x7F, 0x7F),
     (0x80, 0xFF),
 )
-_NAMES = {0x00: "0", 0x7F: "NaN", 0x80: "negative"}
+_NAMES = {0x00: "0", 0x7F: "NaN", 0x80: "negative or NaN"}
 
 
 def scale_counts(weight: NVFP4Weight) -> dict[int, int]:

@@ -21,6 +21,12 @@ _EXIT_CODES = (
     "exit code: 0 if no finding is an error, 1 if one is or the file cannot be read, "
     "2 for wrong usage"
 )
+_FORMATS = {
+    "modelopt": "NVFP4 weights as ModelOpt stores them",
+    "compressed-tensors": "NVFP4 weights as compressed-tensors stores them",
+    "gguf": "GGUF",
+    "plain": "safetensors without NVFP4 weights",
+}
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -195,7 +201,9 @@ def _finite(scale: GlobalScale) -> tuple[float | None, ...]:
 def _print(report: Report) -> None:
     console = files.stdout()
     if report.format is not None:
-        console.print(f"{files.printable(report.file)}: {report.format}", soft_wrap=True)
+        nbytes = sum(total.nbytes for total in report.totals)
+        summary = f"{_FORMATS[report.format]}, {nbytes:,} bytes of tensors"
+        console.print(f"{files.printable(report.file)}: {summary}", soft_wrap=True)
         table = files.new_table(
             "tensor", "kind", "shape", right=("bytes", "bits per value", "decode scale")
         )
@@ -231,7 +239,7 @@ def _print_findings(findings: Sequence[Finding]) -> None:
         )
         console.print(f"  {files.printable(found.advice)}", soft_wrap=True)
     if not findings:
-        console.print("nothing to find fault with")
+        console.print("no findings")
 
 
 def _bits_text(bits: float | None) -> str:

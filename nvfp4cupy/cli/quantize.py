@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     """Quantize, report."""
     by_suffix: TargetFormat = "gguf" if options.out.suffix == ".gguf" else "modelopt"
     format: TargetFormat = options.format or by_suffix
-    files.check_out(options.out, format, force=options.force)
+    files.check_out(options.source, options.out, format, force=options.force)
     device = _device(options.device)
     with files.progress_bar("quantizing", hidden=options.quiet) as progress:
         report = quantize_checkpoint(

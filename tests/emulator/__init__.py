@@ -129,15 +129,20 @@ def _pieces(arg: Arg) -> dict[int, memoryview]:
 def _place_arrays(fd: int, args: Sequence[Arg], offset: int | None) -> tuple[list[str], list[int]]:
     """Write the arrays into a file; return a line per argument and each array's place."""
     lines = []
-    places = []
+    places: list[int] = []
     end = 0
-    for arg in args:
+    for i, arg in enumerate(args):
         line = f"{_LETTERS[arg.kind]} {arg.name} "
         places.append(end)
+        first = next(j for j, other in enumerate(args) if other.value is arg.value)
         if arg.kind != "ptr":
             lines.append(line + arg.scalar().tobytes()[::-1].hex())
         elif arg.value is None:
             lines.append(line + "0")
+        elif first < i:  # the same array again; what the first one may do holds for both
+            places[i] = places[first]
+            lines.append(f"{line}2 {first}")
+            lines[first] = re.sub(r"\w+$", "inout", lines[first])
         else:
             delta = arg.alignment if offset is None else offset
             lines.append(f"{line}1 {end} {delta} {arg.extent} {arg.access}")

@@ -20,7 +20,7 @@ _HERE = Path(__file__).resolve().parent
 _FRAGMENTS = _HERE.parent / "data" / "mma_m16n8k64_fragments.json"
 _COMPILER = os.environ.get("CXX", "g++")
 # -O1 is the quickest to compile and run together. No contraction: __fmaf_rn alone is an fma.
-_FLAGS = ("-std=c++20", "-O0", "-g1", "-ffp-contract=off", "-fno-exceptions", "-I.", f"-I{_HERE}")
+_FLAGS = ("-std=c++20", "-O1", "-g1", "-ffp-contract=off", "-fno-exceptions", "-I.", f"-I{_HERE}")
 # The thread sanitizer's instrumentation calls our runtime, so its library is not linked.
 # Locals that nobody set hold a pattern instead of a lucky zero.
 _CHECKS = (

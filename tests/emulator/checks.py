@@ -22,20 +22,22 @@ def assert_emulates(
     inputs: dict[str, Any],
     outputs: dict[str, np.ndarray],
     *,
+    builds: tuple[bool, ...] = (False, True),
     poisons: tuple[int | None, ...] = (None,),
     kinds: dict[str, str] | None = None,
 ) -> None:
-    """Compare what the kernel writes with ``outputs``, in both builds.
+    """Compare what the kernel writes with ``outputs``, in the builds without and with FP4 mma.
 
     Args:
         emulate: the emulator.
         config: the launch.
         inputs: value of each parameter, that before the launch where the kernel writes it.
         outputs: what each written array must be afterwards; NaN bits of float32 do not matter.
+        builds: values of ``fp4_mma``.
         poisons: what to put into shared memory that the kernel reads unset, one run for each.
         kinds: what bytes are, for the message, see ``assert_bytes_equal``.
     """
-    for fp4_mma in (False, True):
+    for fp4_mma in builds:
         for offset, order in _WAYS:
             for poison in poisons:
                 arrays = {

@@ -24,6 +24,11 @@ inline void cp_async_wait() {
     emu::async_wait(kPending);
 }
 
+template <class T>
+inline T* held_in_register(T* pointer) {
+    return pointer;
+}
+
 inline uint4 load_streaming(const uint4* pointer) { return *pointer; }
 
 struct MatrixLoad {

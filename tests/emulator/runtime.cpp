@@ -96,7 +96,10 @@ void read_argument(int fd, std::string* signature) {
     size_t delta, size;
     if (scanf("%1s %99s %llx", kind, name, &value) != 3) fail("malformed argument");
     *signature += kind;
-    if (*kind == 'p' && value) {
+    if (*kind == 'p' && value == 2) {
+        if (scanf("%zu", &size) != 1 || size >= values.size()) fail("malformed pointer");
+        value = values[size];
+    } else if (*kind == 'p' && value) {
         if (scanf("%ld %zu %zu %9s", &file_offset, &delta, &size, access) != 4)
             fail("malformed pointer");
         char* begin = map_array(fd, file_offset, delta, size);
