@@ -23,7 +23,7 @@ struct Tile {
     static constexpr int kGroupWarps = 8 / kGroups;
     static constexpr int kGroupThreads = 32 * kGroupWarps;
     // The warps of a group: kWarpsA in the features, kWarpsB in the tokens.
-    static constexpr int kWarpsB = kTokens * kGroups >= 64 * 2 || (kGroups == 1 && kTokens >= 32) ? 2 : 1;
+    static constexpr int kWarpsB = kTokens >= 32 * kGroups ? 2 : 1;
     static constexpr int kWarpsA = kGroupWarps / kWarpsB;
     static constexpr int kTilesA = kRows / kWarpsA / 16;
     static constexpr int kTilesB = kTokens / kWarpsB / 8;

@@ -44,6 +44,11 @@ __device__ constexpr uint32_t code_word_offset(uint32_t row, uint32_t word) {
     return code_offset(row, word / 4) + word % 4 * 4;
 }
 
+// From the offset of a row's chunk 0 to that of another chunk.
+__device__ constexpr uint32_t code_offset_of_chunk(uint32_t offset, uint32_t chunk) {
+    return offset ^ chunk * 16;
+}
+
 // A matrix load takes 8x8 tiles of two bytes: matrix i is one chunk of rows 8 i .. 8 i + 7, whose
 // addresses come from lanes 8 i .. 8 i + 7, and lane 4 g + t gets word t of its row g. So lane l
 // gives row l, and matrix i of chunk `half` of a step is this tile and register of A or B:

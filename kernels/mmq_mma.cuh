@@ -161,36 +161,41 @@ __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
 
 #else
 
-// The 32 of k whose codes are in registers 2 kHalf, 2 kHalf + 1 of A and kHalf of B, in two 16-wide
-// products: the high nibbles, then the low ones.
-template <int kHalf, int kTilesA, int kTilesB>
-__device__ __forceinline__ void multiply_half(float (&acc)[kTilesA][kTilesB][4],
+
+#ifndef ORDER
+#define ORDER 0
+#endif
+template <int kHigh, int kHalf, int kTilesA, int kTilesB>
+__device__ __forceinline__ void multiply_part(float (&acc)[kTilesA][kTilesB][4],
                                               const Operands<kTilesA, kTilesB>& x,
                                               const uint32_t (&a_scales)[2 * kTilesA],
                                               const uint32_t (&b_scales)[kTilesB]) {
-    uint32_t high[kTilesA][4], low[kTilesA][4], b[2];
+#if ORDER == 0
+    uint32_t a[kTilesA][4];
 #pragma unroll
     for (int r = 0; r < 2 * kTilesA; ++r) {
-        decode<1, kHalf>(x.a[r / 2][2 * kHalf + r % 2], a_scales[r], high[r / 2][r % 2],
-                         high[r / 2][2 + r % 2]);
+        decode<kHigh, kHalf>(x.a[r / 2][2 * kHalf + r % 2], a_scales[r], a[r / 2][r % 2], a[r / 2][2 + r % 2]);
     }
 #pragma unroll
     for (int j = 0; j < kTilesB; ++j) {
-        decode<1, kHalf>(x.b[j][kHalf], b_scales[j], b[0], b[1]);
+        uint32_t b[2];
+        decode<kHigh, kHalf>(x.b[j][kHalf], b_scales[j], b[0], b[1]);
 #pragma unroll
-        for (int i = 0; i < kTilesA; ++i) ptx::mma_m16n8k16_f16(acc[i][j], high[i], b);
+        for (int i = 0; i < kTilesA; ++i) ptx::mma_m16n8k16_f16(acc[i][j], a[i], b);
     }
+#else
+    uint32_t b[kTilesB][2];
 #pragma unroll
-    for (int r = 0; r < 2 * kTilesA; ++r) {
-        decode<0, kHalf>(x.a[r / 2][2 * kHalf + r % 2], a_scales[r], low[r / 2][r % 2],
-                         low[r / 2][2 + r % 2]);
+    for (int j = 0; j < kTilesB; ++j) decode<kHigh, kHalf>(x.b[j][kHalf], b_scales[j], b[j][0], b[j][1]);
+#pragma unroll
+    for (int i = 0; i < kTilesA; ++i) {
+        uint32_t a[4];
+        decode<kHigh, kHalf>(x.a[i][2 * kHalf], a_scales[2 * i], a[0], a[2]);
+        decode<kHigh, kHalf>(x.a[i][2 * kHalf + 1], a_scales[2 * i + 1], a[1], a[3]);
+#pragma unroll
+        for (int j = 0; j < kTilesB; ++j) ptx::mma_m16n8k16_f16(acc[i][ORDER == 2 && i % 2 ? kTilesB - 1 - j : j], a, b[ORDER == 2 && i % 2 ? kTilesB - 1 - j : j]);
     }
-#pragma unroll
-    for (int j = 0; j < kTilesB; ++j) {
-        decode<0, kHalf>(x.b[j][kHalf], b_scales[j], b[0], b[1]);
-#pragma unroll
-        for (int i = 0; i < kTilesA; ++i) ptx::mma_m16n8k16_f16(acc[i][j], low[i], b);
-    }
+#endif
 }
 
 template <int kTilesA, int kTilesB>
@@ -201,8 +206,10 @@ __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
     for (int r = 0; r < 2 * kTilesA; ++r) a_scales[r] = lane_scales(x.a_scales[r], lane);
 #pragma unroll
     for (int j = 0; j < kTilesB; ++j) b_scales[j] = lane_scales(x.b_scales[j], lane);
-    multiply_half<0>(acc, x, a_scales, b_scales);
-    multiply_half<1>(acc, x, a_scales, b_scales);
+    multiply_part<1, 0>(acc, x, a_scales, b_scales);
+    multiply_part<0, 0>(acc, x, a_scales, b_scales);
+    multiply_part<1, 1>(acc, x, a_scales, b_scales);
+    multiply_part<0, 1>(acc, x, a_scales, b_scales);
 }
 
 #endif

@@ -118,6 +118,33 @@ __device__ __forceinline__ uint32_t mul_f16x2_by_magnitude(uint32_t values, uint
     return d;
 }
 
+// Products of two pairs of bfloat16 values, subnormals included; fma with -0 is exact and exists from
+// compute capability 8.0 on.
+__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000));
+    return d;
+}
+
+// Both bfloat16 values of `values`, each times bfloat16 half kHalf of `factors`.
+template <int kHalf>
+__device__ __forceinline__ uint32_t mul_bf16x2_by_half(uint32_t values, uint32_t factors) {
+    static_assert(kHalf == 0 || kHalf == 1, "");
+    uint32_t d;
+    if constexpr (kHalf == 0) {
+        asm("{\n\t.reg .b16 low, high;\n\t.reg .b32 pair;\n\tmov.b32 {low, high}, %2;\n\t"
+            "mov.b32 pair, {low, low};\n\tfma.rn.bf16x2 %0, %1, pair, %3;\n\t}"
+            : "=r"(d)
+            : "r"(values), "r"(factors), "r"(0x80008000));
+    } else {
+        asm("{\n\t.reg .b16 low, high;\n\t.reg .b32 pair;\n\tmov.b32 {low, high}, %2;\n\t"
+            "mov.b32 pair, {high, high};\n\tfma.rn.bf16x2 %0, %1, pair, %3;\n\t}"
+            : "=r"(d)
+            : "r"(values), "r"(factors), "r"(0x80008000));
+    }
+    return d;
+}
+
 // (mask & a) | (~mask & b)
 __device__ __forceinline__ uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
     uint32_t d;

@@ -1,17 +1,15 @@
-"""The command line's inspect: what it lists and finds, and what it does to its output."""
+"""The command line's inspect: what it lists, finds and draws."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from test_checkpoint_builders import DATA, modelopt_tensors, random_weight, write_tensors
-from test_cli_files import NAMES, Files, command, error_of, out_of, quantized_files, weights
+from test_cli_files import NAMES, Files, error_of, out_of, quantized_files, weights
 
 from nvfp4cupy.checkpoint import TARGET_FORMATS, save_checkpoint
 from nvfp4cupy.cli import main
@@ -170,23 +168,8 @@ def test_names_cannot_act_on_the_terminal(
     assert text.count(r"\x1b[2J\n[red]:smile:.weight") == 3
 
 
-@pytest.mark.skipif(os.name != "posix", reason="pipes close otherwise here")
-@pytest.mark.parametrize("option", [(), ("--json",)])
-def test_a_reader_that_leaves_is_no_error(files: Files, option: tuple[str, ...]) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    args = command("inspect", files["gguf"], *option)
-    result = subprocess.run(args, stdout=writer, stderr=subprocess.PIPE)
-    os.close(writer)
-    assert (result.returncode, result.stderr) == (141, b"")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-@pytest.mark.parametrize("option", [(), ("--json",)])
-def test_output_that_cannot_be_written_is_an_error(files: Files, option: tuple[str, ...]) -> None:
-    with open("/dev/full", "wb") as full:
-        args = command("inspect", files["gguf"], *option)
-        result = subprocess.run(args, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert result.returncode == 1
-    assert result.stderr.startswith("nvfp4cupy inspect: ")
-    assert len(result.stderr.splitlines()) == 1
+def test_a_name_is_no_formula_in_a_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save_checkpoint(tmp_path / "file", [random_weight(name="$\\frac$.weight")], format="modelopt")
+    assert main(["inspect", str(tmp_path / "file"), "--plot", str(tmp_path / "a.svg")]) == 0
+    assert (tmp_path / "a.svg").stat().st_size > 0

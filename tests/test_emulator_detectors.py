@@ -225,7 +225,7 @@ def test_only_listed_blocks_of_arrays_beyond_memory_run(emulate: Emulator) -> No
     last = (num_blocks - 1) * 128
     x, y = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
     blocks = [(num_blocks - 1, 0, 0)]
-    emulate(config, text=_TEXT, x=Sparse({last: x}), y=Sparse({last: y}), blocks=blocks)
+    emulate(config, text=_TEXT, x=Sparse({last: x}), y=Sparse({last: y}), only=blocks)
     np.testing.assert_array_equal(y, ~x)
 
 

@@ -147,7 +147,7 @@ def test_outputs_beyond_32_bits(emulate: Emulator) -> None:
     out = np.zeros((64, 128), np.uint16)
     pieces = {2 * ((65536 + row) * n + n - 128): out[row] for row in range(64)}
     blocks = [(config.grid[0] - 1, config.grid[1] - 1, 0)]
-    emulate(config, blocks=blocks, poison=0, **values, out=Sparse(pieces))
+    emulate(config, only=blocks, poison=0, **values, out=Sparse(pieces))
     exact = reference.gemm_float64(values["a"][:, rows], values["w"][columns])
     bound = reference.gemm_error_bound(values["a"][:, rows], values["w"][columns])
     assert (np.abs(out.view(bfloat16()).astype(np.float64) - exact) <= bound).all()
@@ -161,7 +161,7 @@ def test_operands_beyond_32_bits(emulate: Emulator) -> None:
     out = np.zeros((16, 128), np.uint16)
     emulate(
         config,
-        blocks=[(config.grid[0] - 1, config.grid[1] - 1, 0)],
+        only=[(config.grid[0] - 1, config.grid[1] - 1, 0)],
         a=Sparse({144 * ((b + 1) * m - 16): a[b] for b in range(k // 256)}),
         w=Sparse({(n - 128) * (k // 64) * 36: w}),
         out=Sparse({2 * ((m - 16 + row) * n + n - 128): out[row] for row in range(16)}),
@@ -197,7 +197,7 @@ def test_repack_beyond_32_bits(emulate: Emulator) -> None:
     config = MmqRepack.plan(n=n, k=k)
     emulate(
         config,
-        blocks=[(config.grid[0] - 1, 0, 0)],
+        only=[(config.grid[0] - 1, 0, 0)],
         packed=Sparse({first * k // 2: packed}),
         scales=Sparse({first * k // 16: scales}),
         out_blocks=Sparse({first * (k // 64) * 36: blocks}),

@@ -168,7 +168,7 @@ def test_offsets_beyond_32_bits(emulate: Emulator) -> None:
     first = m - tail
     emulate(
         config,
-        blocks=[(config.grid[0] - 1, y, 0) for y in range(config.grid[1])],
+        only=[(config.grid[0] - 1, y, 0) for y in range(config.grid[1])],
         x=Sparse({2 * first * n: x.view(np.uint16)}),
         gsa=Sparse({4 * first: gsa}),
         out_fp4=Sparse({first * n // 2: out_fp4}),

@@ -51,7 +51,7 @@ def test_quantize_act_of_many_rows(emulate: Emulator, row_scale: bool) -> None:
     config = MmqQuantizeAct.plan(m=1025, k=2064, row_scale=row_scale)
     y, scale = np.zeros((9, 1025, 144), np.uint8), np.zeros(1025, np.float32)
     blocks = [(row, column, 0) for row in rows for column in range(config.grid[1])]
-    emulate(config, x=x, y=y, blocks=blocks, **({"row_scale": scale} if row_scale else {}))
+    emulate(config, x=x, y=y, only=blocks, **({"row_scale": scale} if row_scale else {}))
     np.testing.assert_array_equal(y[:, rows], result[0] if row_scale else result)
     np.testing.assert_array_equal(scale[rows], result[1] if row_scale else 0)
 
@@ -121,7 +121,7 @@ def test_offsets_beyond_32_bits(emulate: Emulator) -> None:
     config = MmqQuantizeAct.plan(m=m, k=k)
     emulate(
         config,
-        blocks=[(m - 1, column, 0) for column in range(config.grid[1])],
+        only=[(m - 1, column, 0) for column in range(config.grid[1])],
         x=Sparse({2 * (m - 1) * k: x.view(np.uint16)}),
         y=Sparse(y),
     )
@@ -136,5 +136,5 @@ def test_element_numbers_near_32_bits(emulate: Emulator) -> None:
     last = config.grid[0] - 1
     piece = data.view(np.uint16).copy()
     blocks = [(block, 0, 0) for block in range(last - 15, last + 1)]
-    emulate(config, blocks=blocks, data=Sparse({2 * (total - 2047): piece}), scale=0.3, offset=0)
+    emulate(config, only=blocks, data=Sparse({2 * (total - 2047): piece}), scale=0.3, offset=0)
     np.testing.assert_array_equal(piece, expected)

@@ -58,10 +58,10 @@ def facts(source: Path, out: Path) -> dict[str, Any]:
         return {
             "source": str(source),
             "source_format": before.format,
-            "source_bytes": files.source_bytes(before),
+            "source_bytes": files.file_bytes(before),
             "out": str(out),
             "format": after.format,
-            "written_bytes": files.source_bytes(after),
+            "written_bytes": files.file_bytes(after),
             "nvfp4": names,
             "copied": after.plain_names(),
             "moved_scales": [

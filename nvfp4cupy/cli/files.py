@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvfp4cupy.checkpoint import TARGET_FORMATS, Checkpoint
+from nvfp4cupy.checkpoint import Checkpoint
 from nvfp4cupy.checkpoint.tensors import Progress
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def check_out(source: Path, out: Path, format: str, *, force: bool) -> None:
         ValueError: it is the source, or is there and is no file, or its suffix belongs to another
             format.
     """
-    assert format in TARGET_FORMATS
     suffix = ".gguf" if format == "gguf" else ".safetensors"
     if out.suffix in (".gguf", ".safetensors") and out.suffix != suffix:
         raise ValueError(f"OUT must end with {suffix} for --format {format}, got {out}")
@@ -138,6 +137,6 @@ def stored_bytes(checkpoint: Checkpoint, name: str, is_nvfp4: bool) -> int:
     return sum(checkpoint.info(tensor).nbytes for tensor in names)
 
 
-def source_bytes(checkpoint: Checkpoint) -> int:
+def file_bytes(checkpoint: Checkpoint) -> int:
     """Return the bytes of the files of a checkpoint."""
     return sum(file.stat().st_size for file in checkpoint.files)

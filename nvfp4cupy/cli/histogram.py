@@ -96,15 +96,14 @@ def save_plot(checkpoint: Checkpoint, names: Sequence[str], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 3.4 * len(names)), layout="constrained")
-    for name, subfigure in zip(
-        names, figure.subfigures(len(names), 1, squeeze=False)[:, 0], strict=True
-    ):
+    subfigures = figure.subfigures(len(names), 1, squeeze=False)[:, 0]
+    for name, subfigure in zip(names, subfigures, strict=True):
         weight = checkpoint.nvfp4(name, check=False)
         left, right = subfigure.subplots(1, 2)
         codes, scales = weight.linear()
         plot.scale_histogram(scales, ax=left)
         plot.code_histogram(codes, ax=right)
-        subfigure.suptitle(files.printable(name))
+        subfigure.suptitle(files.printable(name), parse_math=False)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:] or "png")
 

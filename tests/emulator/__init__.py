@@ -79,7 +79,7 @@ class Emulator:
         text: str = "",
         offset: int | None = None,
         order: int = 0,
-        blocks: Sequence[tuple[int, int, int]] = (),
+        only: Sequence[tuple[int, int, int]] = (),
         poison: int | None = None,
         **values: Any,
     ) -> None:
@@ -92,7 +92,7 @@ class Emulator:
             offset: address of every array modulo 256; by default the odd multiple of the
                 parameter's alignment, that is the least aligned address it allows.
             order: 0 runs threads and blocks ascending, 1 descending, others are seeds of a shuffle.
-            blocks: run these blocks only; what they leave unwritten is not reported.
+            only: blocks to run instead of all; what they leave unwritten is not reported.
             poison: let the kernel read shared memory that nobody wrote: bytes of this value.
             **values: an array, a number or None for each open parameter.
 
@@ -107,9 +107,9 @@ class Emulator:
         try:
             lines, places = _place_arrays(fd, config.args, offset)
             head = (config.entry, fd, order, -1 if poison is None else poison)
-            sizes = (*config.grid, *config.block, config.shared_mem, len(lines), len(blocks))
+            sizes = (*config.grid, *config.block, config.shared_mem, len(lines), len(only))
             lines.insert(0, " ".join(map(str, (*head, *sizes))))
-            lines += [" ".join(map(str, block)) for block in blocks]
+            lines += [" ".join(map(str, block)) for block in only]
             _launch(program, "\n".join(lines), fd, self._timeout_s)
             _read_back(fd, config.args, places)
         finally:

@@ -8,6 +8,9 @@
 #include <fragments.h>
 #endif
 
+// For what a whole warp computes at once: its memory is checked before.
+#define EMU_FAST __attribute__((optimize("O2"), no_sanitize("thread", "undefined")))
+
 namespace ptx {
 
 // ---- memory ------------------------------------------------------------------------------------
@@ -38,7 +41,7 @@ struct MatrixLoad {
 
 // Register i of lane l holds the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of tile i.
 template <int kTiles>
-inline void run_ldmatrix(void* const* payloads, uint32_t) {
+EMU_FAST inline void run_ldmatrix(void* const* payloads, uint32_t) {
     for (int lane = 0; lane < 32; lane++) {
         for (int i = 0; i < kTiles; i++) {
             const void* row = static_cast<MatrixLoad*>(payloads[8 * i + lane / 4])->row;
@@ -77,11 +80,11 @@ inline uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) {
 }
 
 inline float f16_to_float(uint16_t bits) {
-    const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    float value = exponent ? __builtin_ldexpf(1024.0f + mantissa, int(exponent) - 25)
-                           : __builtin_ldexpf(float(mantissa), -24);
-    if (exponent == 31) value = mantissa ? NAN : INFINITY;
-    return bits >> 15 ? -value : value;
+    const uint32_t magnitude = bits & 0x7FFF, sign = uint32_t(bits >> 15) << 31;
+    if (magnitude > 0x7C00) return NAN;
+    if (magnitude < 0x400) return __uint_as_float(__float_as_uint(magnitude * 0x1p-24f) | sign);
+    const uint32_t bias = magnitude == 0x7C00 ? 255 - 31 : 127 - 15;
+    return __uint_as_float((magnitude << 13) + (bias << 23) | sign);
 }
 
 inline uint16_t float_to_f16(float value) {
@@ -197,7 +200,7 @@ inline const Matrices& matrices(void* const* payloads, int lane) {
 }
 
 template <double (*kDecode)(uint16_t)>
-inline void run_mma_m16n8k16(void* const* payloads, uint32_t) {
+EMU_FAST inline void run_mma_m16n8k16(void* const* payloads, uint32_t) {
     double a[16][16], b[8][16];
     for (int lane = 0; lane < 32; lane++) {
         const int g = lane / 4, t = lane % 4;
@@ -247,7 +250,7 @@ inline float ue4m3(uint32_t byte) { return e4m3(byte & 0x7F); }
 
 // The lanes that the selectors leave out are never looked at.
 template <int kSelectorA, int kSelectorB>
-inline void run_mma_m16n8k64(void* const* payloads, uint32_t) {
+EMU_FAST inline void run_mma_m16n8k64(void* const* payloads, uint32_t) {
     float a[16][64], b[8][64], scale_a[16][4], scale_b[8][4];
     for (int lane = 0; lane < 32; lane++) {
         const Matrices& m = matrices(payloads, lane);

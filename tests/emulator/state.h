@@ -1,8 +1,6 @@
 // The threads of the block that runs, and the clock by which accesses are ordered.
 #pragma once
 
-#include <ucontext.h>
-
 #include <deque>
 #include <vector>
 
@@ -27,8 +25,8 @@ struct Copy {
 enum class State { kReady, kWarp, kBlock, kDone };
 
 struct Thread {
-    ucontext_t context;
     char* stack;
+    void* stack_pointer;  // while another one runs
     int id;
     Index index;
     State state;
@@ -57,7 +55,7 @@ std::vector<Thread> threads;
 std::vector<uint64_t> values;
 Thread* current = nullptr;
 bool checking = false;
-ucontext_t scheduler;
+void* scheduler_stack_pointer;
 
 }  // namespace
 }  // namespace emu
