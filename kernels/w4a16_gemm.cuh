@@ -123,7 +123,7 @@ __device__ __forceinline__ uint32_t decode2(uint32_t bytes) {
 // 2^-120, subnormals included; adding 1 carries into bit 7 for 0x7F alone, which becomes NaN.
 __device__ __forceinline__ uint32_t lane_scales(uint32_t scales, uint32_t lane) {
     uint32_t bytes = ptx::byte_permute(scales, 0, 0x4240 + lane / 2 % 2 * 0x0101) & 0x007F007F;
-    uint32_t nan = (bytes + 0x00010001 & 0x00800080) * 0xFF;
+    uint32_t nan = ((bytes + 0x00010001) & 0x00800080) * 0xFF;
     uint32_t exact = ptx::mul_bf16x2(bytes << 4 | nan, 0x7B807B80);  // 2^120
     return ptx::mul_bf16x2(exact, 0x7B007B00);                       // 2^119
 }

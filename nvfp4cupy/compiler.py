@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from nvfp4cupy import sources
-from nvfp4cupy.arrays import cupy, missing_gpu
+from nvfp4cupy.arrays import cupy, current_device, missing_gpu
 from nvfp4cupy.launch import LaunchConfig
 
 __all__ = [
@@ -131,7 +131,7 @@ def current_target(source: str) -> Target:
     """
     if reason := missing_gpu():
         raise RuntimeError(reason)
-    device = cupy().cuda.runtime.getDevice()
+    device = current_device()
     return choose_target(source, _capability(device), *nvrtc())
 
 
@@ -191,7 +191,7 @@ def launch(config: LaunchConfig, *values: Any, stream: Any = None) -> None:
     """
     if config.is_empty:
         return
-    device = cupy().cuda.runtime.getDevice()
+    device = current_device()
     args = config.bound_values(values, device)
     key = (config.source, config.defines, config.entry, config.shared_mem, device)
     kernel = _kernels.get(key) or _compile(key)

@@ -50,6 +50,12 @@ def bfloat16() -> np.dtype[Any]:
     return dtype
 
 
+@cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return ``dtype.name``, which NumPy builds anew each time."""
+    return str(dtype.name)
+
+
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Tell whether ``dtype`` is bfloat16 without importing ml_dtypes."""
     return dtype.name == "bfloat16" and dtype.itemsize == 2

@@ -223,9 +223,9 @@ class LaunchConfig:
                 f"{self.entry}: {arg.name} must be aligned to {arg.alignment} bytes, "
                 f"got address {value.data.ptr:#x}"
             )
-        if value.device.id != device:
+        if value.data.device_id != device:
             raise ValueError(
-                f"{self.entry}: {arg.name} must lie on device {device}, got {value.device.id}"
+                f"{self.entry}: {arg.name} must lie on device {device}, got {value.data.device_id}"
             )
 
     def bind(self, **values: Any) -> LaunchConfig:

@@ -24,18 +24,14 @@ class FakeArray:
     """What bound_values looks at, without a GPU."""
 
     class _Data:
-        def __init__(self, ptr: int) -> None:
-            self.ptr = ptr
-
-    class _Device:
-        id = 0
+        def __init__(self, ptr: int, device_id: int) -> None:
+            self.ptr, self.device_id = ptr, device_id
 
     def __init__(self, nbytes: int, ptr: int = 256, device: int = 0) -> None:
         self.nbytes, self.itemsize = nbytes, 1
         self.shape, self.strides, self.size = (nbytes,), (1,), nbytes
         self.flags = np.empty(0).flags
-        self.data, self.device = self._Data(ptr), self._Device()
-        self.device.id = device
+        self.data = self._Data(ptr, device)
 
 
 CONFIG = LaunchConfig(

@@ -154,7 +154,7 @@ def test_check_finite_names_the_first_bad_row() -> None:
 def test_operands_of_two_sides_are_refused() -> None:
     with pytest.raises(ValueError, match="gsa must be a CuPy array like x, got a NumPy array"):
         nv.quantize_nvfp4_from_buffer(to_gpu(X), GSA)
-    with pytest.raises(ValueError, match="a NumPy array like"):
+    with pytest.raises(ValueError, match="a must be a CuPy array like blocks, got a NumPy array"):
         nv.nvfp4_mmq_gemm(ACT, to_gpu(BLOCKS))
 
 

@@ -12,7 +12,14 @@ from nvfp4cupy.arrays.checks import (
     span,
     uploaded,
 )
-from nvfp4cupy.arrays.gpu import context, cupy, is_capturing, is_gpu, missing_gpu
+from nvfp4cupy.arrays.gpu import (
+    context,
+    cupy,
+    current_device,
+    is_capturing,
+    is_gpu,
+    missing_gpu,
+)
 from nvfp4cupy.arrays.intake import Array, intake
 
 __all__ = [
@@ -21,6 +28,7 @@ __all__ = [
     "check_same_side",
     "context",
     "cupy",
+    "current_device",
     "empty",
     "intake",
     "is_capturing",

@@ -34,9 +34,10 @@ def check_same_side(**operands: Any) -> None:
         if is_gpu(other) != on_gpu:
             where = ("a CuPy", "a NumPy") if on_gpu else ("a NumPy", "a CuPy")
             raise ValueError(f"{name} must be {where[0]} array like {first}, got {where[1]} array")
-        if on_gpu and other.device.id != one.device.id:
+        if on_gpu and other.data.device_id != one.data.device_id:
             raise ValueError(
-                f"{name} must lie on GPU {one.device.id} like {first}, got GPU {other.device.id}"
+                f"{name} must lie on GPU {one.data.device_id} like {first}, "
+                f"got GPU {other.data.device_id}"
             )
 
 
@@ -61,11 +62,11 @@ def row_stride(array: Any) -> int:
 
 def span(array: Any) -> tuple[int, int]:
     """Return the addresses of an array's first byte and of the one behind its last."""
-    start = int(array.data.ptr if is_gpu(array) else array.ctypes.data)
+    start: int = array.data.ptr if is_gpu(array) else array.ctypes.data
+    if array.flags.c_contiguous:
+        return start, start + array.nbytes
     if array.size == 0:
         return start, start
-    if array.flags.c_contiguous:
-        return start, start + int(array.nbytes)
     steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
     low, high = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
     return start + low, start + high + int(array.itemsize)
@@ -78,8 +79,9 @@ def check_overlap(name: str, target: Any, **operands: Any) -> None:
         ValueError: it overlaps the named operand.
     """
     start, stop = span(target)
+    on_gpu = is_gpu(target)
     for other_name, other in operands.items():
-        if other is None or is_gpu(other) != is_gpu(target):
+        if other is None or is_gpu(other) != on_gpu:
             continue
         other_start, other_stop = span(other)
         if start < other_stop and other_start < stop:

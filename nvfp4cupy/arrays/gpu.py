@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
-__all__ = ["context", "cupy", "is_capturing", "is_gpu", "missing_gpu"]
+__all__ = ["context", "cupy", "current_device", "is_capturing", "is_gpu", "missing_gpu"]
 
 
 @cache
@@ -45,7 +45,12 @@ def missing_gpu() -> str:
 
 def is_gpu(array: Any) -> bool:
     """Return whether ``array`` is a CuPy array, without importing CuPy."""
-    return type(array).__module__.partition(".")[0] == "cupy"
+    return _is_gpu_type(type(array))
+
+
+@cache
+def _is_gpu_type(kind: Hashable) -> bool:
+    return kind.__module__.partition(".")[0] == "cupy"
 
 
 def context(array: Any, stream: Any = None) -> AbstractContextManager[Any]:
@@ -64,12 +69,21 @@ def context(array: Any, stream: Any = None) -> AbstractContextManager[Any]:
         if stream is not None:
             raise ValueError("stream must be None for NumPy arrays")
         return nullcontext()
-    device = array.device
     if stream is None:
-        if device.id == cupy().cuda.runtime.getDevice():
-            return nullcontext()
-        return device  # type: ignore[no-any-return]
-    return _Current(device, _as_stream(stream))
+        if array.data.device_id == current_device():
+            return _UNCHANGED
+        return array.device  # type: ignore[no-any-return]
+    return _Current(array.device, _as_stream(stream))
+
+
+def current_device() -> int:
+    """Return the number of the current device."""
+    return int(_get_device()())
+
+
+@cache
+def _get_device() -> Any:
+    return cupy().cuda.runtime.getDevice  # looked up once: this is on every call's path
 
 
 def _as_stream(stream: Any) -> Any:
@@ -77,11 +91,32 @@ def _as_stream(stream: Any) -> Any:
         return stream
     pointer = getattr(stream, "cuda_stream", stream)
     if isinstance(pointer, int) and not isinstance(pointer, bool):
-        return cupy().cuda.ExternalStream(pointer)
+        return _external_stream(pointer)
     raise TypeError(
         "stream must be a CuPy stream, an object with cuda_stream, or a pointer, "
         f"got {type(stream).__name__}"
     )
+
+
+def _external_stream(pointer: int) -> Any:
+    streams = cupy().cuda
+    if not hasattr(streams.Stream, "from_external"):
+        return streams.ExternalStream(pointer)
+    return streams.Stream.from_external(_StreamPointer(pointer))
+
+
+class _StreamPointer:
+    """A raw stream pointer behind the protocol that CuPy takes foreign streams by."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the protocol's version and the pointer."""
+        return 0, self.pointer
+
+
+_UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
 
 class _Current:

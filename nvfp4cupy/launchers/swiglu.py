@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from nvfp4cupy.compiler import launch
+from nvfp4cupy.formats import GROUP_SIZE
 from nvfp4cupy.launch import LaunchConfig, div_ceil, f32, pointer, u32, u64
-from nvfp4cupy.layouts import FP4_MMQ_BLOCK_BYTES, FP4_MMQ_BLOCK_VALUES, GROUP_SIZE, kpad
+from nvfp4cupy.layouts import FP4_MMQ_BLOCK_BYTES, FP4_MMQ_BLOCK_VALUES, kpad
 
 __all__ = ["ScaleBf16", "SiluMulQuant", "SiluMulScaled"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def float_matrix(
         ValueError: it is no matrix, or its strides do not fit.
     """
     array = arrays.intake(name, value, dtype=dtype)
-    if array.dtype.name not in dtypes:
+    if formats.dtype_name(array.dtype) not in dtypes:
         hint = ' (pass dtype="bfloat16" for raw bits)' if array.dtype == np.uint16 else ""
         raise TypeError(f"{name} must be {' or '.join(dtypes)}, got {array.dtype}{hint}")
     if array.ndim != 2:
@@ -89,7 +89,7 @@ def vector(name: str, value: Any, length: int, like: Any, dtype: str = "float32"
         ValueError: its length, strides or side do not fit.
     """
     array = arrays.intake(name, value)
-    if array.dtype.name != dtype:
+    if formats.dtype_name(array.dtype) != dtype:
         raise TypeError(f"{name} must be {dtype}, got {array.dtype}")
     if array.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
@@ -107,7 +107,7 @@ def bytes_array(name: str, value: Any, ndim: int) -> Any:
         ValueError: rank or strides do not fit.
     """
     array = arrays.intake(name, value)
-    if array.dtype.name == "float8_e4m3fn":
+    if formats.dtype_name(array.dtype) == "float8_e4m3fn":
         array = array.view(np.uint8)
     if array.dtype != np.uint8:
         raise TypeError(f"{name} must be uint8, got {array.dtype}")
@@ -216,7 +216,7 @@ def check_options(
         raise ValueError(f"rounding must be one of {formats.ROUNDINGS}, got {rounding!r}")
     if scale_search not in (0, 2):
         raise ValueError(f"scale_search must be 0 or 2, got {scale_search!r}")
-    if scale_layout not in get_args(layouts.ScaleLayout):
+    if scale_layout not in layouts.SCALE_LAYOUTS:
         raise ValueError(
             f"scale_layout must be one of {layouts.SCALE_LAYOUTS}, got {scale_layout!r}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from nvfp4cupy import arrays, layouts, reference
+from nvfp4cupy import arrays, formats, layouts, reference
 from nvfp4cupy.launchers import mmq as launchers
 from nvfp4cupy.ops import checks
 
@@ -169,7 +169,9 @@ def nvfp4_w4a16_gemm(
         if out is not None:
             arrays.check_overlap("out", result, x=x, blocks=blocks)
         if not arrays.is_gpu(x):
-            result[...] = reference.nvfp4_w4a16_gemm(x, blocks, out_scale=scale, dtype=kind.name)
+            result[...] = reference.nvfp4_w4a16_gemm(
+                x, blocks, out_scale=scale, dtype=_output_type(kind)
+            )
         elif k == 0:
             result.fill(0)
         else:
@@ -182,7 +184,7 @@ def nvfp4_w4a16_gemm(
                 n=n,
                 k=k,
                 a_stride=arrays.row_stride(x),
-                dtype=kind.name,
+                dtype=_output_type(kind),
             )
     return result
 
@@ -222,7 +224,7 @@ def _w4a4(
             )
         if not arrays.is_gpu(a):
             result[...] = reference.nvfp4_mmq_gemm(
-                a, blocks, out_scale=scale, row_scale=rows, dtype=kind.name
+                a, blocks, out_scale=scale, row_scale=rows, dtype=_output_type(kind)
             )
         elif k == 0:
             result.fill(0)
@@ -236,11 +238,15 @@ def _w4a4(
                 m=m,
                 n=n,
                 k=k,
-                dtype=kind.name,
+                dtype=_output_type(kind),
                 deterministic_kblocks=deterministic_kblocks,
                 **tile,
             )
     return result
+
+
+def _output_type(dtype: Any) -> Any:
+    return formats.dtype_name(dtype)
 
 
 def _out_scale(value: Any, n: int, like: Any) -> Any:

@@ -282,7 +282,7 @@ def _plan(
         raise ValueError(f"dtype must be one of {', '.join(_OUTPUT_BYTES)}, got {dtype!r}")
     if number := list(_OUTPUT_BYTES).index(dtype):
         defines = (*defines, ("NVFP4_OUTPUT", str(number)))
-    args = (
+    args: tuple[Arg, ...] = (
         pointer("w", layouts.nvfp4_mmq_weight_bytes(n, k), alignment=4),
         activations,
         pointer("out", m * n * _OUTPUT_BYTES[dtype], "out", alignment=_OUTPUT_BYTES[dtype]),

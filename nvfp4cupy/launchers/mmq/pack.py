@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 from nvfp4cupy.compiler import launch
+from nvfp4cupy.formats import GROUP_SIZE
 from nvfp4cupy.launch import LaunchConfig, div_ceil, pointer, u32, u64
 from nvfp4cupy.layouts import (
     FP4_MMQ_BLOCK_BYTES,
     FP4_MMQ_BLOCK_VALUES,
-    GROUP_SIZE,
     NIBBLE_ORDERS,
     QK_NVFP4,
     NibbleOrder,

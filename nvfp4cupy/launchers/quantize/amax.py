@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from nvfp4cupy.compiler import launch
+from nvfp4cupy.formats import dtype_name
 from nvfp4cupy.launch import Arg, LaunchConfig, div_ceil, i32, pointer
 from nvfp4cupy.launchers.quantize.geometry import (
     ITEM_BYTES,
@@ -36,7 +37,7 @@ class AmaxGsa:
 
     def __call__(self, x: Any, gsa: Any, *, stream: Any = None) -> None:
         """Launch."""
-        config = self.plan(m=x.shape[0], n=x.shape[1], dtype=x.dtype.name)
+        config = self.plan(m=x.shape[0], n=x.shape[1], dtype=dtype_name(x.dtype))
         launch(config, x, gsa, stream=stream)
 
 
@@ -56,7 +57,7 @@ class FindNonfinite:
 
     def __call__(self, x: Any, first: Any, *, stream: Any = None) -> None:
         """Launch; ``first`` must hold M or more, and becomes the row if there is one."""
-        config = self.plan(m=x.shape[0], n=x.shape[1], dtype=x.dtype.name)
+        config = self.plan(m=x.shape[0], n=x.shape[1], dtype=dtype_name(x.dtype))
         launch(config, x, first, stream=stream)
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from nvfp4cupy.compiler import launch
-from nvfp4cupy.formats import GROUP_SIZE
+from nvfp4cupy.formats import GROUP_SIZE, dtype_name
 from nvfp4cupy.launch import LaunchConfig, i32, pointer, u32
 from nvfp4cupy.launchers.quantize.geometry import (
     ITEM_BYTES,
@@ -86,7 +86,7 @@ class Dequantize:
         config = self.plan(
             m=out.shape[0],
             n=out.shape[1],
-            dtype=out.dtype.name,
+            dtype=dtype_name(out.dtype),
             scale_layout=scale_layout,
             gsa_stride=int(gsa.size != 1),
         )

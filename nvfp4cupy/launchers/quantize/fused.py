@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from nvfp4cupy.compiler import launch
-from nvfp4cupy.formats import GROUP_SIZE, Rounding
+from nvfp4cupy.formats import GROUP_SIZE, Rounding, dtype_name
 from nvfp4cupy.launch import LaunchConfig, div_ceil, i32, pointer
 from nvfp4cupy.launchers.quantize.geometry import (
     ITEM_BYTES,
@@ -72,7 +72,7 @@ class AmaxQuantize:
         self, x: Any, gsa: Any, out_fp4: Any, out_sf: Any, *, stream: Any = None, **options: Any
     ) -> None:
         """Launch; options are those of ``plan``."""
-        config = self.plan(m=x.shape[0], n=x.shape[1], dtype=x.dtype.name, **options)
+        config = self.plan(m=x.shape[0], n=x.shape[1], dtype=dtype_name(x.dtype), **options)
         launch(config, x, gsa, out_fp4, out_sf, stream=stream)
 
 
