@@ -115,27 +115,38 @@ __device__ __forceinline__ float share_amax(const Input* __restrict__ row, int N
 
 // ---- over the threads of a row -----------------------------------------------------------------
 
-// The largest value of the blockDim.x threads (a power of two) with the same threadIdx.y; called by
-// the whole block, of 256 threads.
+// The largest of the values, none negative, of the blockDim.x threads (a power of two) with the same
+// threadIdx.y; called by the whole block, of 256 threads.
 __device__ __forceinline__ float row_max(float value) {
-    __shared__ float of_warp[8];
-    const int width = blockDim.x < 32 ? blockDim.x : 32;
-    for (int step = width / 2; step > 0; step /= 2)
-        value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, step));
-    if (blockDim.x > 32) {
-        const int warp = (threadIdx.y * blockDim.x + threadIdx.x) / 32;
-        const int num_warps = blockDim.x / 32;  // of this row
-        if (threadIdx.x % 32 == 0) of_warp[warp] = value;
-        __syncthreads();
-        const int first = warp / num_warps * num_warps;
-        value = of_warp[first];
-        for (int i = 1; i < num_warps; i++) value = fmaxf(value, of_warp[first + i]);
+    __shared__ uint32_t of_warp[8];
+    uint32_t bits = __float_as_uint(value);  // in the order of the values
+    if (blockDim.x < 32) {
+        for (int step = blockDim.x / 2; step > 0; step /= 2) {
+            const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, bits, step);
+            bits = bits > other ? bits : other;
+        }
+        return __uint_as_float(bits);
     }
-    return value;
+    bits = ptx::warp_max(bits);
+    if (blockDim.x > 32) {
+        const uint32_t warp = (threadIdx.y * blockDim.x + threadIdx.x) / 32;
+        if (threadIdx.x % 32 == 0) of_warp[warp] = bits;
+        __syncthreads();
+        // The warps of this row are blockDim.x / 32 in succession, a power of two.
+        const uint32_t others = blockDim.x / 32 - 1;
+        bits = ptx::warp_max(of_warp[(warp & ~others) | (threadIdx.x & others)]);
+    }
+    return __uint_as_float(bits);
 }
 
-// A row's decode scale: its largest value becomes 6 * 448. A row of zeros gets 1.
+// A row's decode scale, amax / 2688: its largest value becomes 6 * 448. A row of zeros gets 1.
 __device__ __forceinline__ float gsa_of_amax(float amax) {
+    const float smallest_fast = 8.271806e-25f, largest_fast = 1.329228e+36f;  // 2^-80, 2^120
+    if (amax >= smallest_fast && amax <= largest_fast) {
+        // 1 / 2688 to 48 bits. 2688 = 21 * 2^7: a quotient that is no float is 1/42 ulp or more away
+        // from every midpoint of two floats, and the sum is off by 2^-22 ulp before it is rounded.
+        return __fmaf_rn(amax, 3.7202382e-04f, amax * -6.9294835e-12f);
+    }
     if (amax == 0.0f) return 1.0f;
     return fmaxf(__fdiv_rn(amax, 2688.0f), 1.17549435e-38f);  // 2^-126
 }

@@ -265,6 +265,13 @@ __device__ __forceinline__ float reciprocal_approximate(float value) {
     return d;
 }
 
+// The largest value of the warp's 32 lanes, which must all be here.
+__device__ __forceinline__ uint32_t warp_max(uint32_t value) {
+    uint32_t d;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xFFFFFFFF;" : "=r"(d) : "r"(value));
+    return d;
+}
+
 // ---- matrix instructions -----------------------------------------------------------------------
 // Fragments of one warp, lane = 4 g + t: A holds rows g and g + 8, B column g, C and D rows g,
 // g + 8 and columns 2 t, 2 t + 1.

@@ -15,7 +15,7 @@
 //    neighbours. Up to 813 quotients differ, in the last place; the only one that touches a number of
 //    9 bits has gsa's significand all ones. float32 inputs take two residual corrections, after
 //    which the quotient is the rounded one (Markstein).
-//  - v / scale has a divisor of 4 bits, so its quotient is 2^-5 ulp or more away from a midpoint of
+//  - v / scale has a divisor of 4 bits, so its quotient is 1/30 ulp or more away from a midpoint of
 //    floats that it does not hit, and v * high + v * low is off by 2^-22 ulp before it is rounded.
 //
 // What the fast path needs besides: `is_in_range` and `keeps_signs`.

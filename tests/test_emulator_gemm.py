@@ -31,17 +31,16 @@ def emulate(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 def multiply(
     emulate: Emulator, config: LaunchConfig, fp4_mma: bool, dtype: Any, **values: Any
 ) -> np.ndarray:
-    """Run a GEMM in both of the orders and on whatever it reads unset; return its output."""
+    """Run a GEMM twice, with all that must not matter being different; return its output."""
     sizes = {arg.name: arg.value for arg in config.args}
+    poisons = READS_UNSET.get(config.source, (None, None))
     results = []
-    for poison in READS_UNSET.get(config.source, (None,)):
-        for offset, order in ((None, 0), (0, 7)):
-            out = np.zeros((sizes["m"], sizes["n"]), dtype)
-            options = {"fp4_mma": fp4_mma, "offset": offset, "order": order, "poison": poison}
-            emulate(config, **options, **values, out=out)
-            results.append(out)
-    for other in results[1:]:
-        assert_bytes_equal(other, results[0])
+    for offset, order, poison in ((None, 0, poisons[0]), (0, 7, poisons[1])):
+        out = np.zeros((sizes["m"], sizes["n"]), dtype)
+        options = {"fp4_mma": fp4_mma, "offset": offset, "order": order, "poison": poison}
+        emulate(config, **options, **values, out=out)
+        results.append(out)
+    assert_bytes_equal(*results)
     return results[0]
 
 
@@ -56,28 +55,31 @@ def operands(m: int, n: int, k: int) -> dict[str, np.ndarray]:
     return {"a": a, "w": w}
 
 
+# The larger sums with one tile each, the others with all.
+_LARGE = {"m130_n257_k576": 128, "m64_n384_k1536": 64}
+
+
 @BOTH
-@pytest.mark.parametrize("tile", MMQ_TILES)
-@pytest.mark.parametrize("case", gemm_cases(), ids=str)
+@pytest.mark.parametrize(
+    ("case", "tile"),
+    [(c, tile) for c in gemm_cases() for tile in MMQ_TILES if _LARGE.get(c.name, tile) == tile],
+    ids=str,
+)
 def test_exact_products(emulate: Emulator, case: GemmCase, tile: int, fp4_mma: bool) -> None:
-    if case.k > 1024 and tile not in (64, 128):
-        pytest.skip("the long sum is emulated with two tiles")
     config = MmqGemmTiled.plan(m=case.m, n=case.n, k=case.k, mmq_x=tile, allow_restream=True)
     out = multiply(emulate, config, fp4_mma, bfloat16(), a=case.a_blocks, w=case.w_blocks)
     assert_bytes_equal(out, case.out)
 
 
-# Around a tile's rows, with every output type, scale argument and k up to four 64-wide steps.
-@BOTH
-@pytest.mark.parametrize("tile", MMQ_TILES)
-@pytest.mark.parametrize(
-    ("extra", "n", "k", "dtype", "scales"),
-    [
-        (-1, 129, 64, "bfloat16", "both"),
-        (0, 128, 128, "float32", "row"),
-        (1, 41, 256, "float16", "column"),
-    ],
-)
+# Around a tile's rows, with every output type, every scale argument and up to four steps of k.
+_SCALED = [
+    *((tile, -1, 129, 64, "bfloat16", "both", fp4) for tile in MMQ_TILES for fp4 in (False, True)),
+    *((tile, 0, 128, 128, "float32", "row", tile == 32) for tile in MMQ_TILES),
+    (32, 1, 41, 256, "float16", "column", False),
+]
+
+
+@pytest.mark.parametrize(("tile", "extra", "n", "k", "dtype", "scales", "fp4_mma"), _SCALED)
 def test_scaled_products(
     emulate: Emulator,
     tile: int,
@@ -88,8 +90,6 @@ def test_scaled_products(
     scales: str,
     fp4_mma: bool,
 ) -> None:
-    if dtype == "float16" and tile in (16, 128):
-        pytest.skip("float16 is emulated with two tiles")
     m = tile + extra
     values = operands(m, n, k)
     rng = np.random.default_rng(tile)
@@ -118,8 +118,7 @@ def test_scaled_products(
     assert (np.abs(out.astype(np.float64) - exact) <= bound).all()
 
 
-@BOTH
-@pytest.mark.parametrize("tile", [16, 128])
+@pytest.mark.parametrize(("tile", "fp4_mma"), [(16, True), (128, False)])
 def test_deterministic_blocks_of_k(emulate: Emulator, tile: int, fp4_mma: bool) -> None:
     m, n, k = 17, 130, 320
     values = operands(m, n, k)
@@ -153,8 +152,9 @@ def test_outputs_beyond_32_bits(emulate: Emulator) -> None:
     assert (np.abs(out.view(bfloat16()).astype(np.float64) - exact) <= bound).all()
 
 
-def test_operands_beyond_32_bits(emulate: Emulator) -> None:
-    m, n, k = 1048560, 2**21, 8192  # 4.8e9 bytes of activations, 9.7e9 of weights
+@pytest.mark.parametrize(("m", "n"), [(1048560, 128), (16, 2**20)], ids=["activations", "weights"])
+def test_operands_beyond_32_bits(emulate: Emulator, m: int, n: int) -> None:
+    k = 8192  # 4.8e9 bytes
     values = operands(16, 128, k)
     a, w = values["a"], values["w"]
     config = MmqGemmTiled.plan(m=m, n=n, k=k, mmq_x=16, allow_restream=True)

@@ -76,21 +76,29 @@ def test_quantize_with_one_scale(emulate: Emulator, options: dict) -> None:
     codes, scales = reference.quantize_nvfp4(x, 0.01, **without_dtype(options))
     config = Quantize.plan(m=17, n=528, **options)
     outputs = {"out_fp4": codes, "out_sf": scales}
-    assert_emulates(emulate, config, {"x": x, "gsa": 0.01}, outputs, kinds=KINDS)
+    inputs = {"x": x, "gsa": 0.01}
+    assert_emulates(emulate, config, inputs, outputs, builds=(False,), kinds=KINDS)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (1, 32784), (2, 40000)], ids=str)
-@pytest.mark.parametrize("options", OPTIONS[::2], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        *((shape, options) for shape in SHAPES[:-1] for options in OPTIONS[::2]),
+        # Rows that need more registers than short ones, most of them, and too many.
+        *((shape, {}) for shape in [(2, 8208), (1, 32784), (2, 40000)]),
+    ],
+    ids=str,
+)
 def test_amax_quantize(emulate: Emulator, shape: tuple[int, int], options: dict) -> None:
     x, _ = rows(shape, options)
     codes, scales, gsa = reference.amax_quantize_nvfp4(x, **without_dtype(options))
     config = AmaxQuantize.plan(m=shape[0], n=shape[1], **options)
     outputs = {"gsa": gsa, "out_fp4": codes, "out_sf": scales}
-    assert_emulates(emulate, config, {"x": x}, outputs, kinds=KINDS)
+    assert_emulates(emulate, config, {"x": x}, outputs, builds=(False,), kinds=KINDS)
 
 
 @pytest.mark.parametrize("granularity", [1, 3, 8, 16, 48])
-@pytest.mark.parametrize("options", OPTIONS[::2], ids=str)
+@pytest.mark.parametrize("options", OPTIONS[::4], ids=str)
 def test_deinterleave_quantize(emulate: Emulator, granularity: int, options: dict) -> None:
     m, n, intermediate = 9, 200, 96
     x, gsa = rows((m, n), options)
@@ -101,7 +109,8 @@ def test_deinterleave_quantize(emulate: Emulator, granularity: int, options: dic
         m=m, n=n, intermediate=intermediate, granularity=granularity, **options
     )
     outputs = {"out_fp4": codes, "out_sf": scales}
-    assert_emulates(emulate, config, {"fused": x, "gsa": gsa}, outputs, kinds=KINDS)
+    inputs = {"fused": x, "gsa": gsa}
+    assert_emulates(emulate, config, inputs, outputs, builds=(False,), kinds=KINDS)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (9, 264), (2, 9000)], ids=str)
@@ -109,12 +118,12 @@ def test_deinterleave_quantize(emulate: Emulator, granularity: int, options: dic
 def test_row_searches(emulate: Emulator, shape: tuple[int, int], dtype: str) -> None:
     x, _ = rows(shape, {"dtype": dtype})
     config = AmaxGsa.plan(m=shape[0], n=shape[1], dtype=dtype)
-    assert_emulates(emulate, config, {"x": x}, {"gsa": reference.amax_gsa(x)})
+    assert_emulates(emulate, config, {"x": x}, {"gsa": reference.amax_gsa(x)}, builds=(False,))
     wrong = np.flatnonzero(~np.isfinite(x.astype(np.float32)).all(axis=1))
     before = np.array([shape[0]], np.int64)
     first = np.array([wrong[0] if wrong.size else shape[0]], np.int64)
     config = FindNonfinite.plan(m=shape[0], n=shape[1], dtype=dtype)
-    assert_emulates(emulate, config, {"x": x, "first": before}, {"first": first})
+    assert_emulates(emulate, config, {"x": x, "first": before}, {"first": first}, builds=(False,))
 
 
 @pytest.mark.parametrize("shape", [(1, 16), (3, 48), (129, 80), (2, 8208)], ids=str)
@@ -135,7 +144,7 @@ def test_dequantize(emulate: Emulator, shape: tuple[int, int], dtype: str) -> No
     scale = gsa if stride else float(gsa[0])
     out = reference.dequantize_nvfp4(codes, scales, scale, dtype=dtype, scale_layout=layout)
     inputs = {"codes": codes, "scales": scales, "gsa": gsa}
-    assert_emulates(emulate, config, inputs, {"out": out})
+    assert_emulates(emulate, config, inputs, {"out": out}, builds=(False,))
 
 
 @pytest.mark.parametrize("case", seed_cases("s1_"), ids=str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -45,11 +45,11 @@ def missing_gpu() -> str:
 
 def is_gpu(array: Any) -> bool:
     """Return whether ``array`` is a CuPy array, without importing CuPy."""
-    return _is_gpu_type(type(array))
+    return _is_gpu_type(type(array))  # type: ignore[arg-type]  # a class is hashable
 
 
 @cache
-def _is_gpu_type(kind: Hashable) -> bool:
+def _is_gpu_type(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "cupy"
 
 

@@ -185,6 +185,12 @@ inline float reciprocal_approximate(float value) {
     return __uint_as_float(bits + (__float_as_uint(value) * 0x9E3779B9u >> 30) % 3 - 1);
 }
 
+inline uint32_t warp_max(uint32_t value) {
+    for (int step = 16; step > 0; step /= 2)
+        value = max(value, __shfl_xor_sync(0xFFFFFFFF, value, step));
+    return value;
+}
+
 // ---- matrix instructions -----------------------------------------------------------------------
 // Sums are taken in float64 and rounded once to float32: the hardware's own rounding is not known.
 
