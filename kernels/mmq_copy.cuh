@@ -4,7 +4,8 @@
 // The 8 warps form two groups of 4. Group 0 sums over the even, group 1 over the odd steps of 64 k;
 // each has a ring of stages of its own. With NVFP4_DETERMINISTIC_KBLOCKS=1 all 8 are one group.
 //
-// Weight rows lie 36 k / 64 bytes apart, so only 4-byte copies are aligned whatever k is.
+// Weight rows lie 36 k / 64 bytes apart, so only 4-byte copies are aligned whatever k is. Activation
+// rows are aligned to 16 bytes.
 #pragma once
 
 #include "layouts.cuh"
@@ -63,15 +64,16 @@ class WeightCopy {
         scales_ = from + static_cast<uint64_t>(scale_row) * row_bytes_;
     }
 
-    // Copy number i, in [0, kParts), to the places of the stage's codes and scales.
-    __device__ __forceinline__ void part(int i, uint8_t* codes, uint8_t* scales) const {
+    // Copy number i, in [0, kParts), to the places of the stage's codes and scales; zeros unless the
+    // step exists.
+    __device__ __forceinline__ void part(int i, uint8_t* codes, uint8_t* scales, bool exists) const {
         if (i < kParts - 1) {
             uint32_t row = kPassRows * i;
             if (kCheckRows) row = min(row_ + kPassRows * i, last_row_);
             ptx::cp_async<4>(codes + to_codes_ + i * kPassRows * kCodeRowBytes,
-                             codes_ + static_cast<uint64_t>(row_bytes_) * row);
+                             codes_ + static_cast<uint64_t>(row_bytes_) * row, exists ? 4 : 0);
         } else if (kThreads == kRows || to_scales_ < kRows * kBlockScaleBytes) {
-            ptx::cp_async<4>(scales + to_scales_, scales_);
+            ptx::cp_async<4>(scales + to_scales_, scales_, exists ? 4 : 0);
         }
     }
 
@@ -101,7 +103,6 @@ class ActCopy {
                                        uint32_t thread, uint32_t block)
         : thread_(thread),
           block_(block),
-          aligned_(reinterpret_cast<uint64_t>(a) % 16 == 0),
           from_(a),
           block_bytes_(static_cast<uint64_t>(a_stride) * layouts::kActBlockBytes) {
 #pragma unroll
@@ -112,18 +113,17 @@ class ActCopy {
         scales_ = min(thread, num_tokens - 1) * layouts::kActBlockBytes;
     }
 
-    // Copy number i, in [0, kParts). With kAligned the array is known to be aligned to 16 bytes.
-    template <bool kAligned>
-    __device__ __forceinline__ void part(int i, uint8_t* codes, uint8_t* scales) const {
+    // Copy number i, in [0, kParts); zeros unless the step exists.
+    __device__ __forceinline__ void part(int i, uint8_t* codes, uint8_t* scales, bool exists) const {
         uint32_t quarter = block_ % kBlockSteps;
         if (i < kParts - 1) {
             if (kTokens < kPassTokens && thread_ >= 2 * kTokens) return;
             uint8_t* to = codes + code_offset(thread_ / 2, thread_ % 2);
-            copy16<kAligned>(to + i * kPassTokens * kCodeRowBytes,
-                             from_ + (codes_[i] + quarter * kCodeRowBytes));
+            ptx::cp_async<16>(to + i * kPassTokens * kCodeRowBytes,
+                              from_ + (codes_[i] + quarter * kCodeRowBytes), exists ? 16 : 0);
         } else if (kTokens >= kThreads || thread_ < kTokens) {
             ptx::cp_async<4>(scales + thread_ * kBlockScaleBytes,
-                             from_ + (scales_ + quarter * kBlockScaleBytes));
+                             from_ + (scales_ + quarter * kBlockScaleBytes), exists ? 4 : 0);
         }
     }
 
@@ -132,21 +132,8 @@ class ActCopy {
         if (block_ % kBlockSteps < num_blocks) from_ += block_bytes_;
     }
 
-    __device__ __forceinline__ bool aligned() const { return aligned_; }
-
    private:
-    template <bool kAligned>
-    __device__ __forceinline__ void copy16(uint8_t* to, const uint8_t* from) const {
-        if (kAligned || aligned_) {
-            ptx::cp_async<16>(to, from);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 16; i += 4) ptx::cp_async<4>(to + i, from + i);
-        }
-    }
-
     uint32_t thread_, block_;
-    bool aligned_;
     const uint8_t* from_;  // the block's first token
     uint64_t block_bytes_;
     uint32_t codes_[kParts - 1], scales_;

@@ -54,13 +54,13 @@ class StageCopy {
           activations_(p.a + static_cast<uint64_t>(first_token) * layouts::kActBlockBytes, p.a_stride,
                        p.m - first_token, thread, group) {}
 
-    template <bool kAligned>
-    __device__ __forceinline__ void part(int i, uint8_t* stage) const {
+    // Copy number i, in [0, kParts).
+    __device__ __forceinline__ void part(int i, uint8_t* stage, bool exists) const {
         if (i < Weights::kParts) {
-            weights_.part(i, stage + S::kWeightCodes, stage + S::kWeightScales);
+            weights_.part(i, stage + S::kWeightCodes, stage + S::kWeightScales, exists);
         } else {
-            activations_.template part<kAligned>(i - Weights::kParts, stage + S::kActCodes,
-                                                 stage + S::kActScales);
+            activations_.part(i - Weights::kParts, stage + S::kActCodes, stage + S::kActScales,
+                              exists);
         }
     }
 
@@ -69,13 +69,11 @@ class StageCopy {
         activations_.advance(T::kGroups);
     }
 
-    __device__ __forceinline__ void operator()(uint8_t* stage) {
+    __device__ __forceinline__ void operator()(uint8_t* stage, bool exists) {
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) part<false>(i, stage);
+        for (int i = 0; i < kParts; ++i) part(i, stage, exists);
         advance();
     }
-
-    __device__ __forceinline__ bool aligned() const { return activations_.aligned(); }
 
    private:
     Weights weights_;
@@ -193,15 +191,16 @@ __device__ __forceinline__ void gemm(const Problem& p, const Output& out) {
     StageCopy<kTokens, kCheckRows> copy(p, thread % T::kGroupThreads, warp.group, blockIdx.x * kRows,
                                         blockIdx.y * kTokens);
     float acc[T::kTilesA][T::kTilesB][4] = {};
-    run_pipeline<T::kGroups, kStages, Stage<kTokens>::kBytes>(
-        shared + warp.group * (kStages * Stage<kTokens>::kBytes), warp.group,
-        p.k / layouts::kWeightBlockValues, copy, [&](const uint8_t* stage) {
-            typename WarpView<kTokens>::X x;
-            view.load(x, stage);
-            accumulate(acc, x, lane);
-        });
-    ptx::cp_async_wait<0>();
-    __syncthreads();
+    uint32_t num_steps = p.k / layouts::kWeightBlockValues;
+    if (num_steps > 0) {
+        run_pipeline<T::kGroups, kStages, Stage<kTokens>::kBytes>(
+            shared + warp.group * (kStages * Stage<kTokens>::kBytes), warp.group, num_steps, copy,
+            [&](const uint8_t* stage) {
+                typename WarpView<kTokens>::X x;
+                view.load(x, stage);
+                accumulate(acc, x, lane);
+            });
+    }
     write_tile<kTokens, T::kGroups, T::kWarpsB, kCheckRows, kScaled>(
         acc, out, reinterpret_cast<float*>(shared), warp.group, warp.first_row, warp.first_token,
         kAccumulatorScale);

@@ -107,7 +107,7 @@ __device__ __forceinline__ void quantize_any(const Source& source, const RowScal
         result = quantize_searching(group, row.gsa);
     } else if (is_in_range(largest) && keeps_signs<false>(group, amax)) {
         result = quantize_fast(group, row, largest);
-    } else if (!(largest < kSmallestAmax)) {
+    } else if (!(fabsf(largest) < kSmallestAmax)) {  // the sum may overflow to -infinity
         result = quantize_slow([&](int i) { return source.element(c, i); }, row.gsa);
     }
     output.template store<kAligned>(c, result);

@@ -45,7 +45,8 @@ __device__ __forceinline__ float silu_moderate(float g) {
     float r = ptx::reciprocal_approximate(d);
     r = __fmaf_rn(__fmaf_rn(-d, r, 1.0f), r, r);
     const float q = g * r;
-    return __fmaf_rn(__fmaf_rn(-d, q, g), r, q);
+    // The remainder is negated twice, which keeps the sign of -0.
+    return __fmaf_rn(-__fmaf_rn(d, q, -g), r, q);
 }
 
 __device__ __forceinline__ float silu_any(float g) {

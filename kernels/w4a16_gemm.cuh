@@ -77,28 +77,30 @@ class StageCopy {
                 group * layouts::kWeightBlockValues + thread % 8 * 8),
           aligned_(reinterpret_cast<uint64_t>(p.a) % 16 == 0 && p.a_stride % 8 == 0) {}
 
-    __device__ __forceinline__ void operator()(uint8_t* stage) {
+    __device__ __forceinline__ void operator()(uint8_t* stage, bool exists) {
 #pragma unroll
         for (int i = 0; i < Weights::kParts; ++i) {
-            weights_.part(i, stage + S::kWeightCodes, stage + S::kWeightScales);
+            weights_.part(i, stage + S::kWeightCodes, stage + S::kWeightScales, exists);
         }
 #pragma unroll
         for (int i = 0; i < kTokens / kPassTokens; ++i) {
             uint32_t token = thread_ / 8 + kPassTokens * i;
             const bf16_t* from = from_ + static_cast<uint64_t>(min(token, last_token_)) * stride_;
-            copy8(stage + S::kActs + act_offset(token, thread_ % 8), from);
+            copy8(stage + S::kActs + act_offset(token, thread_ % 8), from, exists);
         }
         weights_.advance(mmq::Tile<kTokens>::kGroups);
         from_ += mmq::Tile<kTokens>::kGroups * layouts::kWeightBlockValues;
     }
 
    private:
-    __device__ __forceinline__ void copy8(uint8_t* to, const bf16_t* from) const {
+    __device__ __forceinline__ void copy8(uint8_t* to, const bf16_t* from, bool exists) const {
         if (aligned_) {
-            ptx::cp_async<16>(to, from);
+            ptx::cp_async<16>(to, from, exists ? 16 : 0);
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) reinterpret_cast<bf16_t*>(to)[i] = from[i];
+            for (int i = 0; i < 8; ++i) {
+                reinterpret_cast<bf16_t*>(to)[i] = exists ? from[i] : static_cast<bf16_t>(0);
+            }
         }
     }
 
@@ -210,11 +212,12 @@ __device__ __forceinline__ void gemm(const Problem& p, const mmq::Output& out) {
     StageCopy<kTokens, kCheckRows> copy(p, thread % T::kGroupThreads, warp.group, blockIdx.x * kRows,
                                         blockIdx.y * kTokens);
     float acc[T::kTilesA][T::kTilesB][4] = {};
-    mmq::run_pipeline<T::kGroups, S::kCount, S::kBytes>(
-        shared + warp.group * S::kRingBytes, warp.group, p.k / layouts::kWeightBlockValues, copy,
-        [&](const uint8_t* stage) { multiply(acc, stage); });
-    ptx::cp_async_wait<0>();
-    __syncthreads();
+    uint32_t num_steps = p.k / layouts::kWeightBlockValues;
+    if (num_steps > 0) {
+        mmq::run_pipeline<T::kGroups, S::kCount, S::kBytes>(
+            shared + warp.group * S::kRingBytes, warp.group, num_steps, copy,
+            [&](const uint8_t* stage) { multiply(acc, stage); });
+    }
     mmq::write_tile<kTokens, T::kGroups, T::kWarpsB, kCheckRows, kScaled>(
         acc, out, reinterpret_cast<float*>(shared), warp.group, warp.first_row, warp.first_token,
         kAccumulatorScale);

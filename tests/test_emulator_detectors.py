@@ -234,6 +234,11 @@ def test_arrays_are_as_misaligned_as_their_parameters_allow(emulate: Emulator) -
     assert set(_run(emulate, _config("addresses"), offset=0)) == {0}
 
 
+def test_unset_shared_memory_can_be_poisoned(emulate: Emulator) -> None:
+    y = _run(emulate, _config("uninitialized_shared"), poison=0xAB)
+    assert y[31] == 0xABABABAB
+
+
 def test_array_must_hold_the_extent(emulate: Emulator) -> None:
     with pytest.raises(ValueError, match="y must hold 128 contiguous bytes, got 4"):
         emulate(_config("copy"), text=_TEXT, x=np.zeros(32, np.uint32), y=np.zeros(1, np.uint32))

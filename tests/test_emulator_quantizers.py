@@ -24,6 +24,10 @@ from nvfp4cupy.launchers.quantize import (
 
 pytestmark = pytest.mark.skipif(bool(missing_emulator()), reason=missing_emulator())
 
+_PLANS = (AmaxGsa, AmaxQuantize, Dequantize, FindNonfinite, Quantize, QuantizeFromBuffer)
+# What the tests below launch.
+ENTRIES = {launcher.plan(m=1, n=16).entry for launcher in _PLANS}
+ENTRIES.add(DeinterleaveQuantizeFromBuffer.plan(m=1, n=32, intermediate=16, granularity=1).entry)
 DTYPES = ("bfloat16", "float16", "float32")
 # Each value of each option at least once, not all combinations.
 OPTIONS: list[dict[str, Any]] = [

@@ -17,6 +17,13 @@ from nvfp4cupy.launchers.swiglu import ScaleBf16, SiluMulQuant, SiluMulScaled
 
 pytestmark = pytest.mark.skipif(bool(missing_emulator()), reason=missing_emulator())
 
+# What the tests below launch.
+ENTRIES = {
+    *(MmqQuantizeAct.plan(m=1, k=1, row_scale=row_scale).entry for row_scale in (False, True)),
+    *(SiluMulQuant.plan(m=1, k=1, row_scale=row_scale).entry for row_scale in (False, True)),
+    SiluMulScaled.plan(total=1).entry,
+    ScaleBf16.plan(total=1).entry,
+}
 BLOCKS = {"y": "block_fp4_mmq"}
 # One value, the tail of a group, of a block of 256, of what a block of threads works on.
 SHAPES = [(1, 1), (3, 17), (2, 256), (5, 273), (1, 4112)]

@@ -23,7 +23,6 @@ def assert_emulates(
     outputs: dict[str, np.ndarray],
     *,
     builds: tuple[bool, ...] = (False, True),
-    poisons: tuple[int | None, ...] = (None,),
     kinds: dict[str, str] | None = None,
 ) -> None:
     """Compare what the kernel writes with ``outputs``, in the builds without and with FP4 mma.
@@ -34,24 +33,22 @@ def assert_emulates(
         inputs: value of each parameter, that before the launch where the kernel writes it.
         outputs: what each written array must be afterwards; NaN bits of float32 do not matter.
         builds: values of ``fp4_mma``.
-        poisons: what to put into shared memory that the kernel reads unset, one run for each.
         kinds: what bytes are, for the message, see ``assert_bytes_equal``.
     """
     for fp4_mma in builds:
         for offset, order in _WAYS:
-            for poison in poisons:
-                arrays = {
-                    name: np.copy(inputs.get(name, np.zeros_like(expected)))
-                    for name, expected in outputs.items()
-                }
-                options = {"fp4_mma": fp4_mma, "offset": offset, "order": order, "poison": poison}
-                emulate(config, **options, **{**inputs, **arrays})
-                for name, expected in outputs.items():
-                    result = arrays[name]
-                    if expected.dtype == np.float32:
-                        both = np.isnan(result) & np.isnan(expected)
-                        result = np.where(both, expected, result)
-                    assert_bytes_equal(result, expected, (kinds or {}).get(name, ""))
+            arrays = {
+                name: np.copy(inputs.get(name, np.zeros_like(expected)))
+                for name, expected in outputs.items()
+            }
+            values = {**inputs, **arrays}
+            emulate(config, fp4_mma=fp4_mma, offset=offset, order=order, **values)
+            for name, expected in outputs.items():
+                result = arrays[name]
+                if expected.dtype == np.float32:
+                    both = np.isnan(result) & np.isnan(expected)
+                    result = np.where(both, expected, result)
+                assert_bytes_equal(result, expected, (kinds or {}).get(name, ""))
 
 
 def awkward_values(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:

@@ -120,7 +120,7 @@ class MmqGemmTiled:
             ValueError: a size or an option does not fit, or m > mmq_x.
         """
         tile = _tile(m, mmq_x, allow_restream)
-        activations = pointer("a", div_ceil(k, 256) * m * layouts.FP4_MMQ_BLOCK_BYTES, alignment=4)
+        activations = pointer("a", div_ceil(k, 256) * m * layouts.FP4_MMQ_BLOCK_BYTES, alignment=16)
         defines = (("NVFP4_DETERMINISTIC_KBLOCKS", "1"),) if deterministic_kblocks else ()
         return _plan(
             "nvfp4_mmq",
