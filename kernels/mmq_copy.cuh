@@ -42,7 +42,7 @@ struct WarpPlace {
 };
 
 // Copies a step's block_nvfp4 of 128 weight rows, kThreads threads together. Without kCheckRows all
-// rows exist; with it the last one stands in for those beyond, whose outputs are never stored.
+// rows exist; with it those from num_rows on become zeros.
 template <int kThreads, bool kCheckRows>
 class WeightCopy {
     static constexpr int kPassRows = kThreads / 8;
@@ -52,28 +52,24 @@ class WeightCopy {
 
     __device__ __forceinline__ WeightCopy(const uint8_t* w, uint32_t w_stride, uint32_t num_rows,
                                           uint32_t thread, uint32_t block)
-        : row_bytes_(w_stride * layouts::kWeightBlockBytes),
-          last_row_(num_rows - 1),
-          row_(thread / 8),
-          to_codes_(code_word_offset(thread / 8, thread % 8)),
-          to_scales_(thread * kBlockScaleBytes) {
+        : thread_(thread), row_bytes_(w_stride * layouts::kWeightBlockBytes), num_rows_(num_rows) {
         const uint8_t* from = w + static_cast<uint64_t>(block) * layouts::kWeightBlockBytes;
-        codes_ = from + kBlockScaleBytes + thread % 8 * 4;
-        if (!kCheckRows) codes_ += static_cast<uint64_t>(row_) * row_bytes_;
-        uint32_t scale_row = kCheckRows ? min(thread, last_row_) : thread;
-        scales_ = from + static_cast<uint64_t>(scale_row) * row_bytes_;
+        codes_ = from + static_cast<uint64_t>(thread / 8) * row_bytes_ + kBlockScaleBytes +
+                 thread % 8 * 4;
+        scales_ = from + static_cast<uint64_t>(thread) * row_bytes_;
     }
 
     // Copy number i, in [0, kParts), to the places of the stage's codes and scales; zeros unless the
     // step exists.
     __device__ __forceinline__ void part(int i, uint8_t* codes, uint8_t* scales, bool exists) const {
         if (i < kParts - 1) {
-            uint32_t row = kPassRows * i;
-            if (kCheckRows) row = min(row_ + kPassRows * i, last_row_);
-            ptx::cp_async<4>(codes + to_codes_ + i * kPassRows * kCodeRowBytes,
-                             codes_ + static_cast<uint64_t>(row_bytes_) * row, exists ? 4 : 0);
-        } else if (kThreads == kRows || to_scales_ < kRows * kBlockScaleBytes) {
-            ptx::cp_async<4>(scales + to_scales_, scales_, exists ? 4 : 0);
+            uint8_t* to = codes + code_word_offset(thread_ / 8, thread_ % 8);
+            ptx::cp_async<4>(to + i * kPassRows * kCodeRowBytes,
+                             codes_ + static_cast<uint64_t>(row_bytes_) * (kPassRows * i),
+                             exists && has_row(thread_ / 8 + kPassRows * i) ? 4 : 0);
+        } else if (kThreads == kRows || thread_ < kRows) {
+            ptx::cp_async<4>(scales + thread_ * kBlockScaleBytes, scales_,
+                             exists && has_row(thread_) ? 4 : 0);
         }
     }
 
@@ -83,14 +79,18 @@ class WeightCopy {
     }
 
    private:
+    __device__ __forceinline__ bool has_row(uint32_t row) const {
+        return !kCheckRows || row < num_rows_;
+    }
+
+    uint32_t thread_;
     uint32_t row_bytes_;  // fits, since w_stride = k / 64 < 2^26
-    uint32_t last_row_, row_;
-    uint32_t to_codes_, to_scales_;
+    uint32_t num_rows_;
     const uint8_t *codes_, *scales_;
 };
 
-// Copies a step's quarter of the block_fp4_mmq of kTokens tokens, kThreads threads together. The
-// last token stands in for those beyond.
+// Copies a step's quarter of the block_fp4_mmq of kTokens tokens, kThreads threads together. Tokens
+// from num_tokens on become zeros.
 template <int kTokens, int kThreads>
 class ActCopy {
     static constexpr int kPassTokens = kThreads / 2;
@@ -103,27 +103,26 @@ class ActCopy {
                                        uint32_t thread, uint32_t block)
         : thread_(thread),
           block_(block),
+          num_tokens_(num_tokens),
           from_(a),
-          block_bytes_(static_cast<uint64_t>(a_stride) * layouts::kActBlockBytes) {
-#pragma unroll
-        for (int i = 0; i < kParts - 1; ++i) {
-            codes_[i] = min(thread / 2 + kPassTokens * i, num_tokens - 1) * layouts::kActBlockBytes +
-                        kActScaleBytes + thread % 2 * 16;
-        }
-        scales_ = min(thread, num_tokens - 1) * layouts::kActBlockBytes;
-    }
+          block_bytes_(static_cast<uint64_t>(a_stride) * layouts::kActBlockBytes) {}
 
     // Copy number i, in [0, kParts); zeros unless the step exists.
     __device__ __forceinline__ void part(int i, uint8_t* codes, uint8_t* scales, bool exists) const {
         uint32_t quarter = block_ % kBlockSteps;
         if (i < kParts - 1) {
             if (kTokens < kPassTokens && thread_ >= 2 * kTokens) return;
+            uint32_t token = thread_ / 2 + kPassTokens * i;
+            uint32_t offset = token * layouts::kActBlockBytes + kActScaleBytes + thread_ % 2 * 16;
             uint8_t* to = codes + code_offset(thread_ / 2, thread_ % 2);
             ptx::cp_async<16>(to + i * kPassTokens * kCodeRowBytes,
-                              from_ + (codes_[i] + quarter * kCodeRowBytes), exists ? 16 : 0);
+                              from_ + (offset + quarter * kCodeRowBytes),
+                              exists && token < num_tokens_ ? 16 : 0);
         } else if (kTokens >= kThreads || thread_ < kTokens) {
+            uint32_t offset = thread_ * layouts::kActBlockBytes;
             ptx::cp_async<4>(scales + thread_ * kBlockScaleBytes,
-                             from_ + (scales_ + quarter * kBlockScaleBytes), exists ? 4 : 0);
+                             from_ + (offset + quarter * kBlockScaleBytes),
+                             exists && thread_ < num_tokens_ ? 4 : 0);
         }
     }
 
@@ -133,10 +132,9 @@ class ActCopy {
     }
 
    private:
-    uint32_t thread_, block_;
+    uint32_t thread_, block_, num_tokens_;
     const uint8_t* from_;  // the block's first token
     uint64_t block_bytes_;
-    uint32_t codes_[kParts - 1], scales_;
 };
 
 }  // namespace mmq

@@ -20,9 +20,9 @@
 
 namespace mmq {
 
-constexpr int kThreads = 256;      // of a block: (32, 8, 1)
-constexpr int kRows = 128;         // output features of a block
-constexpr int kCodeRowBytes = 32;  // code bytes of one row of a step
+constexpr int kBlockThreads = 256;  // (32, 8, 1)
+constexpr int kRows = 128;          // output features of a block
+constexpr int kCodeRowBytes = 32;   // code bytes of one row of a step
 constexpr int kBlockScaleBytes = 4;
 constexpr int kActScaleBytes = 16;
 
@@ -44,20 +44,14 @@ __device__ constexpr uint32_t code_word_offset(uint32_t row, uint32_t word) {
     return code_offset(row, word / 4) + word % 4 * 4;
 }
 
-// From the offset of a row's chunk 0 to that of another chunk.
-__device__ constexpr uint32_t code_offset_of_chunk(uint32_t offset, uint32_t chunk) {
-    return offset ^ chunk * 16;
-}
-
-// A matrix load takes 8x8 tiles of two bytes: matrix i is one chunk of rows 8 i .. 8 i + 7, whose
-// addresses come from lanes 8 i .. 8 i + 7, and lane 4 g + t gets word t of its row g. So lane l
-// gives row l, and matrix i of chunk `half` of a step is this tile and register of A or B:
-__device__ constexpr uint32_t a_matrix_tile(uint32_t i) { return i / 2; }
-__device__ constexpr uint32_t a_matrix_register(uint32_t i, uint32_t half) {
-    return i % 2 + 2 * half;
-}
-__device__ constexpr uint32_t b_matrix_tile(uint32_t i) { return i; }
-__device__ constexpr uint32_t b_matrix_register(uint32_t half) { return half; }
+// A load of four matrices takes 8x8 tiles of two bytes: lane l gives the address of row l % 8 of
+// matrix l / 8, and lane 4 g + t gets word t of row g of matrix r into register r. For A the matrices
+// are (rows 0-7, 8-15) of half 0, then of half 1, of the 8 words: one tile's registers 0 to 3.
+__device__ constexpr uint32_t a_load_row(uint32_t lane) { return lane % 16; }
+__device__ constexpr uint32_t a_load_half(uint32_t lane) { return lane / 16; }
+// For B they are halves 0 and 1 of 8 tokens, then of the next 8: two tiles' registers 0 and 1.
+__device__ constexpr uint32_t b_load_token(uint32_t lane) { return lane / 16 * 8 + lane % 8; }
+__device__ constexpr uint32_t b_load_half(uint32_t lane) { return lane / 8 % 2; }
 
 // Row and token of accumulator v.
 __device__ constexpr uint32_t c_row(uint32_t lane, uint32_t v) { return lane / 4 + v / 2 * 8; }

@@ -90,32 +90,23 @@ class WarpView {
     using X = Operands<T::kTilesA, T::kTilesB>;
 
     __device__ __forceinline__ WarpView(const WarpPlace<kTokens>& warp, uint32_t lane)
-        : a_codes_(S::kWeightCodes + code_offset(warp.first_row + lane % (16 * T::kTilesA), 0)),
-          b_codes_(S::kActCodes + code_offset(warp.first_token + lane % (8 * T::kTilesB), 0)),
+        : a_codes_(S::kWeightCodes + code_offset(warp.first_row + a_load_row(lane), a_load_half(lane))),
+          b_codes_(S::kActCodes + code_offset(warp.first_token + b_load_token(lane), b_load_half(lane))),
           a_scales_(S::kWeightScales +
                     (warp.first_row + a_scale_of<T::kTilesA>(lane, 0)) * kBlockScaleBytes),
           b_scales_(S::kActScales +
                     (warp.first_token + b_scale_of<T::kTilesB>(lane, 0)) * kBlockScaleBytes) {}
 
-    // Tiles 2 p and 2 p + 1 of A, half `half` of their words.
-    __device__ __forceinline__ void load_a(X& x, int p, uint32_t half, const uint8_t* stage) const {
-        uint32_t r[4];
-        load_matrices<2 * T::kTilesA>(
-            r, stage + code_offset_of_chunk(a_codes_, half) + p * 32 * kCodeRowBytes);
-#pragma unroll
-        for (int i = 0; i < 4 && i < 2 * T::kTilesA; ++i) {
-            x.a[2 * p + a_matrix_tile(i)][a_matrix_register(i, half)] = r[i];
-        }
+    // Tile i of A.
+    __device__ __forceinline__ void load_a(X& x, int i, const uint8_t* stage) const {
+        ptx::ldmatrix_x4(x.a[i], stage + a_codes_ + i * 16 * kCodeRowBytes);
     }
-    // Tiles 4 q to 4 q + 3 of B, likewise.
-    __device__ __forceinline__ void load_b(X& x, int q, uint32_t half, const uint8_t* stage) const {
+    // Tiles 2 p and 2 p + 1 of B.
+    __device__ __forceinline__ void load_b(X& x, int p, const uint8_t* stage) const {
         uint32_t r[4];
-        load_matrices<T::kTilesB>(
-            r, stage + code_offset_of_chunk(b_codes_, half) + q * 32 * kCodeRowBytes);
+        ptx::ldmatrix_x4(r, stage + b_codes_ + p * 16 * kCodeRowBytes);
 #pragma unroll
-        for (int i = 0; i < 4 && i < T::kTilesB; ++i) {
-            x.b[4 * q + b_matrix_tile(i)][b_matrix_register(half)] = r[i];
-        }
+        for (int i = 0; i < 4; ++i) x.b[2 * p + i / 2][i % 2] = r[i];
     }
     __device__ __forceinline__ void load_a_scales(X& x, int i, const uint8_t* stage) const {
         x.a_scales[i] = word_at(stage + a_scales_ + i * kScaleStep);
@@ -129,29 +120,14 @@ class WarpView {
 #pragma unroll
         for (int i = 0; i < X::kScalesB; ++i) load_b_scales(x, i, stage);
 #pragma unroll
-        for (uint32_t half = 0; half < 2; ++half) {
+        for (int i = 0; i < T::kTilesA; ++i) load_a(x, i, stage);
 #pragma unroll
-            for (int p = 0; p < (T::kTilesA + 1) / 2; ++p) load_a(x, p, half, stage);
-#pragma unroll
-            for (int q = 0; q < (T::kTilesB + 3) / 4; ++q) load_b(x, q, half, stage);
-        }
+        for (int p = 0; p < T::kTilesB / 2; ++p) load_b(x, p, stage);
     }
 
    private:
     static constexpr int kScaleStep = (NVFP4_USE_FP4_MMA ? 32 : 8) * kBlockScaleBytes;
 
-    template <int kMatrices>
-    static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const uint8_t* row) {
-        if constexpr (kMatrices == 2) {
-            uint32_t two[2];
-            ptx::ldmatrix_x2(two, row);
-            r[0] = two[0];
-            r[1] = two[1];
-        } else {
-            static_assert(kMatrices % 4 == 0, "");
-            ptx::ldmatrix_x4(r, row);
-        }
-    }
     static __device__ __forceinline__ uint32_t word_at(const uint8_t* bytes) {
         return *reinterpret_cast<const uint32_t*>(bytes);
     }
@@ -179,6 +155,76 @@ __device__ __forceinline__ void accumulate(float (&acc)[kTilesA][kTilesB][4],
     }
 }
 
+#if NVFP4_USE_FP4_MMA
+
+// Fills the operand registers from the next stage, and the stage they were read from with the copies
+// of a later one.
+template <int kTokens, bool kCheckRows>
+struct StageRefill {
+    using View = WarpView<kTokens>;
+    using Copy = StageCopy<kTokens, kCheckRows>;
+    const View& view;
+    const Copy& copy;
+    typename View::X& x;
+    const uint8_t* next;
+    uint8_t* fill;
+    bool exists;
+
+    __device__ __forceinline__ void a(int i) const {
+        view.load_a(x, i, next);
+        if (i % 2 == 1) view.load_a_scales(x, i / 2, next);
+    }
+    __device__ __forceinline__ void b(int p) const {
+        view.load_b(x, p, next);
+        if (p % 2 == 1) view.load_b_scales(x, p / 2, next);
+    }
+    __device__ __forceinline__ void slot(int s) const {
+        if (s % 2 == 1 && s / 2 < Copy::kParts) copy.part(s / 2, fill, exists);
+    }
+};
+
+// The loop where copies and addresses, not products, are the limit: registers are filled a stage
+// ahead, so that all kStages stages are in flight, and kStages steps a trip make every address of
+// shared memory a constant.
+template <int kTokens, int kStages, bool kCheckRows>
+__device__ __forceinline__ void run_ahead(
+    float (&acc)[Tile<kTokens>::kTilesA][Tile<kTokens>::kTilesB][4], uint8_t* ring, uint32_t group,
+    uint32_t num_steps, StageCopy<kTokens, kCheckRows>& copy, const WarpView<kTokens>& view,
+    uint32_t lane) {
+    using T = Tile<kTokens>;
+    constexpr int kBytes = Stage<kTokens>::kBytes;
+    uint32_t to_copy = group;
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
+        copy(ring + i * kBytes, to_copy < num_steps);
+        ptx::cp_async_commit();
+        to_copy += T::kGroups;
+    }
+    typename WarpView<kTokens>::X x;
+    ptx::cp_async_wait<kStages - 1>();
+    sync_group<T::kGroupThreads>(group);
+    view.load(x, ring);
+    for (uint32_t step = 0;;) {
+#pragma unroll
+        for (int i = 0; i < kStages; ++i) {
+            // The next stage has landed, and every warp has this one in registers.
+            ptx::cp_async_wait<kStages - 2>();
+            sync_group<T::kGroupThreads>(group);
+            StageRefill<kTokens, kCheckRows> refill{
+                view, copy, x, ring + (i + 1) % kStages * kBytes, ring + i * kBytes,
+                to_copy < num_steps};
+            multiply(acc, x, lane, refill);
+            ptx::cp_async_commit();
+            copy.advance();
+            to_copy += T::kGroups;
+            step += T::kGroups;
+            if (step >= num_steps) return;
+        }
+    }
+}
+
+#endif
+
 template <int kTokens, bool kCheckRows, bool kScaled>
 __device__ __forceinline__ void gemm(const Problem& p, const Output& out) {
     using T = Tile<kTokens>;
@@ -192,15 +238,22 @@ __device__ __forceinline__ void gemm(const Problem& p, const Output& out) {
                                         blockIdx.y * kTokens);
     float acc[T::kTilesA][T::kTilesB][4] = {};
     uint32_t num_steps = p.k / layouts::kWeightBlockValues;
+    uint8_t* ring = shared + warp.group * (kStages * Stage<kTokens>::kBytes);
     if (num_steps > 0) {
-        run_pipeline<T::kGroups, kStages, Stage<kTokens>::kBytes>(
-            shared + warp.group * (kStages * Stage<kTokens>::kBytes), warp.group, num_steps, copy,
-            [&](const uint8_t* stage) {
-                typename WarpView<kTokens>::X x;
-                view.load(x, stage);
-                accumulate(acc, x, lane);
-            });
+#if NVFP4_USE_FP4_MMA
+        if constexpr (kTokens == 128 && !NVFP4_DETERMINISTIC_KBLOCKS) {
+            run_ahead<kTokens, kStages, kCheckRows>(acc, ring, warp.group, num_steps, copy, view, lane);
+        } else
+#endif
+            run_pipeline<T::kGroups, kStages, Stage<kTokens>::kBytes>(
+                ring, warp.group, num_steps, copy, [&](const uint8_t* stage) {
+                    typename WarpView<kTokens>::X x;
+                    view.load(x, stage);
+                    accumulate(acc, x, lane);
+                });
     }
+    ptx::cp_async_wait<0>();
+    __syncthreads();
     write_tile<kTokens, T::kGroups, T::kWarpsB, kCheckRows, kScaled>(
         acc, out, reinterpret_cast<float*>(shared), warp.group, warp.first_row, warp.first_token,
         kAccumulatorScale);

@@ -130,8 +130,9 @@ struct NoRefill {
 };
 
 // While a step multiplies, its operand registers can be filled with the next one's, each as soon as
-// its last use is past: `refill.a(i)` loads tile i of A, `refill.b(q)` tiles 4 q .. 4 q + 3 of B;
-// slot(s), s in [0, kTilesA * kTilesB), is for other work.
+// its last use is past: `refill.a(i)` loads tile i of A, `refill.b(p)` tiles 2 p and 2 p + 1 of B, the
+// last of those that share a scale register that register too; slot(s), s in
+// [0, kTilesA * kTilesB), is for other work.
 template <int kTilesA, int kTilesB, class Refill = NoRefill>
 __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
                                          const Operands<kTilesA, kTilesB>& x, uint32_t /*lane*/,
@@ -153,7 +154,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
                 case 7: fp4_mma<1, 3>(d, x.a[i], x.b[j], sa, sb); break;
             }
             refill.slot(i * kTilesB + j);
-            if (i == kTilesA - 1 && j % 4 == 3) refill.b(j / 4);
+            if (i == kTilesA - 1 && j % 2 == 1) refill.b(j / 2);
         }
         refill.a(i);
     }
@@ -162,40 +163,26 @@ __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
 #else
 
 
-#ifndef ORDER
-#define ORDER 0
-#endif
+// A quarter of the step, 16 of k: the high or the low nibbles of registers 2 kHalf, 2 kHalf + 1 of A
+// and kHalf of B. Successive instructions share A, which spares half of their operand reads.
 template <int kHigh, int kHalf, int kTilesA, int kTilesB>
 __device__ __forceinline__ void multiply_part(float (&acc)[kTilesA][kTilesB][4],
                                               const Operands<kTilesA, kTilesB>& x,
                                               const uint32_t (&a_scales)[2 * kTilesA],
                                               const uint32_t (&b_scales)[kTilesB]) {
-#if ORDER == 0
-    uint32_t a[kTilesA][4];
-#pragma unroll
-    for (int r = 0; r < 2 * kTilesA; ++r) {
-        decode<kHigh, kHalf>(x.a[r / 2][2 * kHalf + r % 2], a_scales[r], a[r / 2][r % 2], a[r / 2][2 + r % 2]);
-    }
-#pragma unroll
-    for (int j = 0; j < kTilesB; ++j) {
-        uint32_t b[2];
-        decode<kHigh, kHalf>(x.b[j][kHalf], b_scales[j], b[0], b[1]);
-#pragma unroll
-        for (int i = 0; i < kTilesA; ++i) ptx::mma_m16n8k16_f16(acc[i][j], a[i], b);
-    }
-#else
     uint32_t b[kTilesB][2];
 #pragma unroll
-    for (int j = 0; j < kTilesB; ++j) decode<kHigh, kHalf>(x.b[j][kHalf], b_scales[j], b[j][0], b[j][1]);
+    for (int j = 0; j < kTilesB; ++j) {
+        decode<kHigh, kHalf>(x.b[j][kHalf], b_scales[j], b[j][0], b[j][1]);
+    }
 #pragma unroll
     for (int i = 0; i < kTilesA; ++i) {
         uint32_t a[4];
         decode<kHigh, kHalf>(x.a[i][2 * kHalf], a_scales[2 * i], a[0], a[2]);
         decode<kHigh, kHalf>(x.a[i][2 * kHalf + 1], a_scales[2 * i + 1], a[1], a[3]);
 #pragma unroll
-        for (int j = 0; j < kTilesB; ++j) ptx::mma_m16n8k16_f16(acc[i][ORDER == 2 && i % 2 ? kTilesB - 1 - j : j], a, b[ORDER == 2 && i % 2 ? kTilesB - 1 - j : j]);
+        for (int j = 0; j < kTilesB; ++j) ptx::mma_m16n8k16_f16(acc[i][j], a, b[j]);
     }
-#endif
 }
 
 template <int kTilesA, int kTilesB>

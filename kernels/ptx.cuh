@@ -59,6 +59,12 @@ __device__ __forceinline__ T* held_in_register(T* pointer) {
     return pointer;
 }
 
+// Waits until num_threads threads of the block, whole warps, have come to barrier `id`, in [1, 16);
+// what they wrote before is then visible to all of them. __syncthreads has barrier 0.
+__device__ __forceinline__ void barrier_sync(uint32_t id, uint32_t num_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+
 // 16-byte load of data that no thread of the grid writes; not kept in L1.
 __device__ __forceinline__ uint4 load_streaming(const uint4* pointer) {
     uint4 v;

@@ -71,9 +71,9 @@ class StageCopy {
         : weights_(p.w + static_cast<uint64_t>(first_row) * p.w_stride * layouts::kWeightBlockBytes,
                    p.w_stride, p.n - first_row, thread, group),
           thread_(thread),
-          last_token_(p.m - 1 - first_token),
+          num_tokens_(p.m - first_token),
           stride_(p.a_stride),
-          from_(p.a + static_cast<uint64_t>(first_token) * p.a_stride +
+          from_(p.a + static_cast<uint64_t>(first_token + thread / 8) * p.a_stride +
                 group * layouts::kWeightBlockValues + thread % 8 * 8),
           aligned_(reinterpret_cast<uint64_t>(p.a) % 16 == 0 && p.a_stride % 8 == 0) {}
 
@@ -85,8 +85,9 @@ class StageCopy {
 #pragma unroll
         for (int i = 0; i < kTokens / kPassTokens; ++i) {
             uint32_t token = thread_ / 8 + kPassTokens * i;
-            const bf16_t* from = from_ + static_cast<uint64_t>(min(token, last_token_)) * stride_;
-            copy8(stage + S::kActs + act_offset(token, thread_ % 8), from, exists);
+            copy8(stage + S::kActs + act_offset(token, thread_ % 8),
+                  from_ + static_cast<uint64_t>(stride_) * (kPassTokens * i),
+                  exists && token < num_tokens_);
         }
         weights_.advance(mmq::Tile<kTokens>::kGroups);
         from_ += mmq::Tile<kTokens>::kGroups * layouts::kWeightBlockValues;
@@ -105,7 +106,7 @@ class StageCopy {
     }
 
     Weights weights_;
-    uint32_t thread_, last_token_, stride_;
+    uint32_t thread_, num_tokens_, stride_;
     const bf16_t* from_;
     bool aligned_;
 };
@@ -166,7 +167,7 @@ class WarpStep {
 #pragma unroll
         for (int r = 0; r < 2 * T::kTilesA; r += 4) {
             uint32_t four[4];
-            ptx::ldmatrix_x4(four, stage + mmq::code_offset_of_chunk(codes_, kHalf) +
+            ptx::ldmatrix_x4(four, stage + (codes_ ^ kHalf * 16) +
                                        8 * r * kCodeRowBytes);
 #pragma unroll
             for (int i = 0; i < 4; ++i) words[r + i] = four[i];
@@ -218,6 +219,8 @@ __device__ __forceinline__ void gemm(const Problem& p, const mmq::Output& out) {
             shared + warp.group * S::kRingBytes, warp.group, num_steps, copy,
             [&](const uint8_t* stage) { multiply(acc, stage); });
     }
+    ptx::cp_async_wait<0>();
+    __syncthreads();
     mmq::write_tile<kTokens, T::kGroups, T::kWarpsB, kCheckRows, kScaled>(
         acc, out, reinterpret_cast<float*>(shared), warp.group, warp.first_row, warp.first_token,
         kAccumulatorScale);

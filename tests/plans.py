@@ -73,6 +73,7 @@ def _gemms() -> Iterator[LaunchConfig]:
             for scaled in (False, True):
                 yield mmq.MmqGemmTiled.plan(n=n, mmq_x=tile, scaled=scaled, **sizes)
                 yield mmq.W4A16Gemm.plan(n=n, mmq_x=tile, scaled=scaled, **sizes)
+    for tile in (MMQ_TILES[0], MMQ_TILES[-1]):
         for dtype in ("float16", "float32"):
             yield mmq.MmqGemmTiled.plan(n=128, mmq_x=tile, dtype=dtype, **sizes)
             yield mmq.W4A16Gemm.plan(n=128, mmq_x=tile, dtype=dtype, **sizes)

@@ -8,12 +8,18 @@ import pytest
 import test_emulator_gemm
 import test_emulator_quantizers
 import test_emulator_swiglu
+import test_emulator_w4a16
 from emulator import LEFT_OUT
 
 from nvfp4cupy import sources
 
 ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(')
-MODULES = (test_emulator_gemm, test_emulator_quantizers, test_emulator_swiglu)
+MODULES = (
+    test_emulator_gemm,
+    test_emulator_quantizers,
+    test_emulator_swiglu,
+    test_emulator_w4a16,
+)
 
 
 @pytest.mark.parametrize("source", sources.kernel_files())

@@ -27,6 +27,8 @@ KERNELS = {
     "bf16x2_encode": "y[i] = ptx::floats_to_bf16x2(__uint_as_float(x[i]), 1.0f);",
     "f16_product": "y[i] = ptx::mul_f16x2(x[i], x[i] >> 16 | x[i] << 16);",
     "f16_scaled": "y[i] = ptx::mul_f16x2_by_magnitude<1>(x[i] & 0xFFFF, x[i]) & 0xFFFF;",
+    "bf16_product": "y[i] = ptx::mul_bf16x2(x[i], x[i] >> 16 | x[i] << 16);",
+    "bf16_scaled": "y[i] = ptx::mul_bf16x2_by_half<1>(x[i], x[i]);",
     "e4m3_decode": "y[i] = ptx::e4m3x2_to_f16x2(x[i]);",
     "permute": "y[i] = ptx::byte_permute(0x83828100, 0x07868504, x[i]);",
     "selected": "y[i] = ptx::bit_select(x[i], 0x01234567, 0x89ABCDEF);",
@@ -139,6 +141,25 @@ def test_float16_products_are_numpys(emulate: Emulator) -> None:
     np.testing.assert_array_equal(result, expected)
     result = run(emulate, "f16_scaled", words).astype(np.uint16).view(np.float16)
     np.testing.assert_array_equal(result, scaled)
+
+
+def test_bfloat16_products_are_exact_once_rounded(emulate: Emulator) -> None:
+    words = np.random.default_rng(8).integers(0, 2**32, 8192, dtype=np.uint32)
+    words[:4096] = words[:4096] & 0x83FF83FF | 0x3C000000  # about 1 times what may be subnormal
+    with np.errstate(invalid="ignore"):
+        pairs = words.view(np.uint16).view(bfloat16()).reshape(-1, 2).astype(np.float64)
+    for name, factors in (
+        ("bf16_product", pairs[:, ::-1]),
+        ("bf16_scaled", pairs[:, 1:]),
+    ):
+        with np.errstate(all="ignore"):
+            products = pairs * factors
+            subnormal = np.rint(products * 2.0**133) * 2.0**-133
+            products = np.where(np.abs(products) < 2.0**-126, subnormal, products)
+            rounded = products.astype(np.float32).astype(bfloat16()).view(np.uint16)
+        expected = np.where(np.isnan(products), 0x7FFF, rounded)
+        result = run(emulate, name, words).view(np.uint16).reshape(-1, 2)
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_bits_are_moved_as_ptx_says(emulate: Emulator) -> None:

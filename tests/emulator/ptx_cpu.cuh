@@ -133,6 +133,30 @@ inline uint16_t float_to_bf16(float value) {
     return value != value ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 
+// By hand where the value is subnormal, which a conversion with flush-to-zero would lose.
+inline double bf16_to_double(uint16_t bits) {
+    if (bits & 0x7F80) return __uint_as_float(uint32_t(bits) << 16);
+    return __builtin_ldexp(bits >> 15 ? -(bits & 127) : bits & 127, -133);
+}
+
+// The exact product of two values is normal in float32, or a multiple of 2^-133 at most once rounded.
+inline uint16_t multiply_bf16(uint16_t a, uint16_t b) {
+    const double product = bf16_to_double(a) * bf16_to_double(b);
+    if (!(__builtin_fabs(product) < 0x1p-126)) return float_to_bf16(float(product));
+    const uint16_t magnitude = __builtin_nearbyint(__builtin_fabs(product) * 0x1p133);
+    return magnitude | ((a ^ b) & 0x8000);
+}
+
+inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+    return uint32_t(multiply_bf16(a >> 16, b >> 16)) << 16 | multiply_bf16(a, b);
+}
+
+template <int kHalf>
+inline uint32_t mul_bf16x2_by_half(uint32_t values, uint32_t factors) {
+    const uint32_t factor = factors >> 16 * kHalf & 0xFFFF;
+    return mul_bf16x2(values, factor << 16 | factor);
+}
+
 inline uint32_t floats_to_bf16x2(float low, float high) {
     return uint32_t(float_to_bf16(high)) << 16 | float_to_bf16(low);
 }
@@ -228,12 +252,6 @@ EMU_FAST inline void run_mma_m16n8k16(void* const* payloads, uint32_t) {
 }
 
 inline double f16_to_double(uint16_t bits) { return f16_to_float(bits); }
-
-// By hand where the value is subnormal, which a conversion with flush-to-zero would lose.
-inline double bf16_to_double(uint16_t bits) {
-    if (bits & 0x7F80) return __uint_as_float(uint32_t(bits) << 16);
-    return __builtin_ldexp(bits >> 15 ? -(bits & 127) : bits & 127, -133);
-}
 
 inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     Matrices m{d, a, b, 0, 0};
