@@ -91,13 +91,22 @@ _SYNC = {
 }
 # Between two warps a missing __syncthreads is a race, within one a missing __syncwarp.
 _RACES = {
-    "write_then_read": "s[i] = x[i & 31]; BARRIER r = s[i ^ MASK];",
-    "read_then_write": "r = s[i ^ MASK]; BARRIER s[i] = r;",
-    "write_then_write": "s[i] = 1; BARRIER s[i ^ MASK] = 2; r = 0;",
-    "atomic_then_read": "atomicAdd(s + i, 1u); BARRIER r = s[i ^ MASK];",
-    "atomic_then_write": "atomicAdd(s + i, 1u); BARRIER s[i ^ MASK] = r = 0;",
+    "write_then_read": "s[i] = x[i & 31]; BARRIER if (i < 64) r = s[i ^ MASK];",
+    "read_then_write": "if (i < 64) r = s[i ^ MASK]; BARRIER s[i] = r;",
+    "write_then_write": "s[i] = 1; BARRIER if (i < 64) s[i ^ MASK] = 2;",
+    "atomic_then_read": "atomicAdd(s + i, 1u); BARRIER if (i < 64) r = s[i ^ MASK];",
+    "atomic_then_write": "atomicAdd(s + i, 1u); BARRIER if (i < 64) s[i ^ MASK] = 0;",
 }
-_BARRIERS = {"nothing": "", "warp": "__syncwarp();", "block": "__syncthreads();"}
+# Barrier 1 is for warps 0 and 1, which share bytes, barrier 2 for warps 0 and 2, which do not.
+_BARRIERS = {
+    "nothing": "",
+    "warp": "__syncwarp();",
+    "block": "__syncthreads();",
+    "right": "if (i < 64) ptx::barrier_sync(1, 64);",
+    "wrong": "if (i / 32 % 2 == 0) ptx::barrier_sync(2, 64);",
+    "chain": "if (i / 32 != 1) ptx::barrier_sync(2, 64); if (i >= 32) ptx::barrier_sync(3, 64);"
+    "if (i < 64) ptx::barrier_sync(1, 64);",
+}
 _BLOCK_RACES = {
     "blocks_write_the_same": "y[i] = i;",
     "block_reads_what_another_writes": "if (i < 16) y[16 * blockIdx.x + i] = 0; if (y[i]) y[i]++;",
@@ -116,9 +125,7 @@ _COPY = (
     "__shared__ alignas(16) uint32_t s[36]; ptx::cp_async<4>(s + i, x + i, i < 31 ? 4 : 0);"
     "ptx::cp_async_commit(); BODY"
 )
-_RACE = (
-    "__shared__ uint32_t s[64]; s[i] = 0; __syncthreads(); uint32_t r; BODY if (i < 32) y[i] = r;"
-)
+_RACE = "__shared__ uint32_t s[96]; s[i] = 0; __syncthreads(); uint32_t r = 0; BODY if (i < 32) y[i] = r;"
 _DYNAMIC = "extern __shared__ __align__(16) uint32_t d[]; d[i] = x[i]; __syncthreads(); "
 _BODIES = {
     **{name: body for name, (body, _) in {**_ACCESS, **_SYNC}.items()},
@@ -176,11 +183,11 @@ def test_fault_is_caught(emulate: Emulator, name: str) -> None:
 @pytest.mark.parametrize("name", _RACES)
 @pytest.mark.parametrize("order", [0, 1, 7])
 def test_race_is_caught(emulate: Emulator, name: str, order: int) -> None:
-    for barrier, mask in [("nothing", 1), ("nothing", 32), ("warp", 32)]:
+    for barrier, mask in [("nothing", 1), ("nothing", 32), ("warp", 32), ("wrong", 32)]:
         with pytest.raises(EmulatorError, match="race: "):
-            _run(emulate, _config(f"{name}_{barrier}_{mask}", block=64), order=order)
-    for barrier, mask in [("warp", 1), ("block", 1), ("block", 32)]:
-        _run(emulate, _config(f"{name}_{barrier}_{mask}", block=64), order=order)
+            _run(emulate, _config(f"{name}_{barrier}_{mask}", block=96), order=order)
+    for barrier, mask in [("warp", 1), ("block", 1), ("block", 32), ("right", 32), ("chain", 32)]:
+        _run(emulate, _config(f"{name}_{barrier}_{mask}", block=96), order=order)
 
 
 @pytest.mark.parametrize("name", _BLOCK_RACES)

@@ -58,15 +58,15 @@ struct dim3 {
 
 // ---- barriers, votes, shuffles -----------------------------------------------------------------
 
-inline void __syncthreads(EMU_LINE) { emu::block_barrier(0, line); }
+inline void __syncthreads(EMU_LINE) { emu::block_barrier(0, 0, 0, line); }
 inline int __syncthreads_count(int predicate, EMU_LINE) {
-    return emu::block_barrier(predicate, line);
+    return emu::block_barrier(0, 0, predicate, line);
 }
 inline int __syncthreads_or(int predicate, EMU_LINE) {
-    return emu::block_barrier(predicate, line) != 0;
+    return emu::block_barrier(0, 0, predicate, line) != 0;
 }
 inline int __syncthreads_and(int predicate, EMU_LINE) {
-    return emu::block_barrier(!predicate, line) == 0;
+    return emu::block_barrier(0, 0, !predicate, line) == 0;
 }
 inline void __syncwarp(unsigned mask = ~0u, EMU_LINE) { emu::sync_warp(mask, line); }
 inline void __threadfence() {}

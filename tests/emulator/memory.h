@@ -5,6 +5,7 @@
 #include <link.h>
 #include <sys/mman.h>
 
+#include <bit>
 #include <cstring>
 #include <string>
 
@@ -18,7 +19,7 @@ namespace {
 // Who touched a byte last.
 struct Shadow {
     uint64_t write_time = 0, read_time = 0;
-    uint32_t read_warps = 0;  // since the block's last barrier
+    uint32_t read_warps = 0;  // whose reads no later reader has seen to be over
     uint32_t read_lanes = 0;  // of read_warp, since its last barrier
     int16_t write_thread = 0;
     uint8_t read_warp = 0;
@@ -63,9 +64,17 @@ Region* find_region(const char* address) {
 }
 
 bool ordered(uint64_t time, int thread) {
-    const bool same_warp = thread / 32 == current->warp();
-    return thread == current->id ||
-           time < (same_warp ? block.warp_barrier[current->warp()] : block.barrier);
+    return thread == current->id || time < block.seen[current->warp()][thread / 32];
+}
+
+// Those of `warps` that have not seen this thread's barriers since `time`.
+uint32_t unordered(uint32_t warps, uint64_t time) {
+    uint32_t result = 0;
+    for (; warps; warps &= warps - 1) {
+        const int warp = std::countr_zero(warps);
+        if (time >= block.seen[current->warp()][warp]) result |= 1u << warp;
+    }
+    return result;
 }
 
 void check_read(Region& r, Shadow& s, ptrdiff_t offset, size_t n, const void* pc) {
@@ -76,9 +85,9 @@ void check_read(Region& r, Shadow& s, ptrdiff_t offset, size_t n, const void* pc
         fail_access("race: read of what another thread wrote", r, offset, n, pc);
     const int warp = current->warp();
     if (s.read_time && s.read_time < block.start) s.read_by_earlier_block = true;
-    if (s.read_time < block.barrier) s.read_warps = s.read_lanes = 0;
-    if (s.read_warp != warp || s.read_time < block.warp_barrier[warp]) s.read_lanes = 0;
-    s.read_warps |= 1u << warp;
+    if (s.read_time < block.start) s.read_warps = 0;
+    if (s.read_warp != warp || s.read_time < block.seen[warp][warp]) s.read_lanes = 0;
+    s.read_warps = unordered(s.read_warps, s.read_time) | 1u << warp;
     s.read_lanes |= 1u << lane();
     s.read_warp = warp;
     s.read_time = now;
@@ -92,10 +101,11 @@ void check_write(Region& r, Shadow& s, ptrdiff_t offset, size_t n, bool atomic, 
         fail_access("race: write over what another thread wrote", r, offset, n, pc);
     bool read =
         !r.shared && (s.read_by_earlier_block || (s.read_time && s.read_time < block.start));
-    if (s.read_time >= block.barrier)
-        read |= (s.read_warps & ~(1u << warp)) ||
-                (s.read_warp == warp && s.read_time >= block.warp_barrier[warp] &&
-                 (s.read_lanes & ~(1u << lane())));
+    if (s.read_time >= block.start) {
+        read |= unordered(s.read_warps & ~(1u << warp), s.read_time);
+        read |= s.read_warp == warp && s.read_time >= block.seen[warp][warp] &&
+                (s.read_lanes & ~(1u << lane()));
+    }
     if (read) fail_access("race: write over what another thread reads", r, offset, n, pc);
     s.write_time = now;
     s.write_thread = current->id;

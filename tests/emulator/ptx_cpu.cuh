@@ -32,6 +32,11 @@ inline T* held_in_register(T* pointer) {
     return pointer;
 }
 
+inline void barrier_sync(uint32_t id, uint32_t num_threads) {
+    if (id > 15 || num_threads % 32) emu::fail("barrier %u of %u threads", id, num_threads);
+    emu::block_barrier(id, num_threads, 0, 0);
+}
+
 inline uint4 load_streaming(const uint4* pointer) { return *pointer; }
 
 struct MatrixLoad {
@@ -118,8 +123,8 @@ inline uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
 
 inline float e4m3(uint32_t byte) {
     const int exponent = byte >> 3 & 15, mantissa = byte & 7;
-    const float value =
-        exponent ? __builtin_ldexpf(8.0f + mantissa, exponent - 10) : __builtin_ldexpf(float(mantissa), -9);
+    const float value = exponent ? __builtin_ldexpf(8.0f + mantissa, exponent - 10)
+                                 : __builtin_ldexpf(float(mantissa), -9);
     if ((byte & 0x7F) == 0x7F) return NAN;
     return byte & 0x80 ? -value : value;
 }
@@ -139,7 +144,8 @@ inline double bf16_to_double(uint16_t bits) {
     return __builtin_ldexp(bits >> 15 ? -(bits & 127) : bits & 127, -133);
 }
 
-// The exact product of two values is normal in float32, or a multiple of 2^-133 at most once rounded.
+// The exact product of two values is normal in float32, or a multiple of 2^-133 at most once
+// rounded.
 inline uint16_t multiply_bf16(uint16_t a, uint16_t b) {
     const double product = bf16_to_double(a) * bf16_to_double(b);
     if (!(__builtin_fabs(product) < 0x1p-126)) return float_to_bf16(float(product));

@@ -73,8 +73,8 @@ void start_thread(Thread& t) {
 }
 
 void run_block(const std::vector<int>& order) {
-    block.start = block.barrier = ++now;
-    std::fill(std::begin(block.warp_barrier), std::end(block.warp_barrier), now);
+    block.start = ++now;
+    for (auto& seen : block.seen) std::fill(std::begin(seen), std::end(seen), now);
     for (Region& r : regions) {
         if (!r.shared) continue;
         memset(r.begin, poison, r.size);
@@ -93,6 +93,21 @@ void run_block(const std::vector<int>& order) {
         }
         if (!progress) fail_deadlock();
     }
+}
+
+// Whatever one of these threads has seen to be over, all of them have from now on.
+void pass_barrier(const std::vector<Thread*>& arrived) {
+    bool takes_part[kMaxWarps] = {};
+    for (const Thread* t : arrived) takes_part[t->warp()] = true;
+    ++now;
+    uint64_t joined[kMaxWarps] = {};
+    for (int w = 0; w < kMaxWarps; w++) {
+        for (int v = 0; v < kMaxWarps; v++)
+            if (takes_part[v]) joined[w] = std::max(joined[w], block.seen[v][w]);
+        if (takes_part[w]) joined[w] = now;
+    }
+    for (int v = 0; v < kMaxWarps; v++)
+        if (takes_part[v]) std::copy(std::begin(joined), std::end(joined), block.seen[v]);
 }
 
 std::vector<int> permutation(int n, int order) {
@@ -199,31 +214,35 @@ void sync_warp(uint32_t mask, int line) {
         const int first = current->warp() * 32;
         const uint32_t all = ~0u >> (32 - std::min<int>(32, threads.size() - first));
         // A part of the warp counts as unordered, which can only report too much.
-        if (mask == all) block.warp_barrier[current->warp()] = ++now;
+        if (mask == all) block.seen[current->warp()][current->warp()] = ++now;
     });
 }
 
-int block_barrier(int predicate, int line) {
+int block_barrier(uint32_t id, uint32_t num_threads, int predicate, int line) {
     Thread& me = *current;
     me.state = State::kBlock;
-    me.wait_name = "__syncthreads";
+    me.wait_name = id ? "a barrier" : "__syncthreads";
     me.line = line;
-    me.mask = 0;
+    me.mask = id;
+    me.barrier = id;
     me.predicate = predicate != 0;
+    if (num_threads == 0) num_threads = threads.size();
+    std::vector<Thread*> arrived;
     int num_holding = 0;
-    for (const Thread& t : threads) {
-        if (t.state != State::kBlock) return yield(), me.predicate;
+    for (Thread& t : threads) {
+        if (t.state != State::kBlock || t.barrier != id) continue;
         if (t.line != line)
             fail("divergent barrier: thread %d is at line %d, thread %d at line %d", me.id, line,
                  t.id, t.line);
         num_holding += t.predicate;
+        arrived.push_back(&t);
     }
-    for (Thread& t : threads) {
-        t.state = State::kReady;
-        t.predicate = num_holding;
+    if (arrived.size() < num_threads) return yield(), me.predicate;
+    pass_barrier(arrived);
+    for (Thread* t : arrived) {
+        t->state = State::kReady;
+        t->predicate = num_holding;
     }
-    block.barrier = ++now;
-    std::fill(std::begin(block.warp_barrier), std::end(block.warp_barrier), now);
     return num_holding;
 }
 

@@ -30,8 +30,9 @@ using WarpFunction = void (*)(void* const* payloads, uint32_t mask);
 void warp_collective(const char* name, int line, uint32_t mask, void* payload, WarpFunction);
 void sync_warp(uint32_t mask, int line);
 
-// Waits for all threads of the block at one and the same line; returns how many predicates hold.
-int block_barrier(int predicate, int line);
+// Waits for `num_threads` threads of the block, 0 for all, at barrier `id`, and at one and the same
+// line; returns how many predicates hold.
+int block_barrier(uint32_t id, uint32_t num_threads, int predicate, int line);
 
 // Copies that happen as late as the program allows: when their thread waits for their group.
 void async_copy(void* shared, const void* global, int num_bytes, int num_valid);

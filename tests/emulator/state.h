@@ -12,8 +12,10 @@ namespace {
 constexpr size_t kStackBytes = 256 << 10;
 constexpr int kMaxThreads = 1024;
 
-// The clock ticks at every barrier of a block or warp. Two accesses by different threads are in
-// order only if a barrier of both lies between them.
+constexpr int kMaxWarps = kMaxThreads / 32;
+
+// The clock ticks at every barrier. Two accesses by different threads are in order only if a chain
+// of barriers leads from the first thread after its access to the second one before its own.
 uint64_t now = 0;
 
 struct Copy {
@@ -32,7 +34,8 @@ struct Thread {
     State state;
     const char* wait_name;
     int line;
-    int predicate;  // of the barrier; after it, how many held
+    uint32_t barrier;  // which one it waits at
+    int predicate;     // of the barrier; after it, how many held
     uint32_t mask;
     void* payload;
     WarpFunction function;
@@ -44,8 +47,10 @@ struct Thread {
 
 struct Block {
     Index index;
-    uint64_t start, barrier;  // times of its first moment and of its last barrier
-    uint64_t warp_barrier[kMaxThreads / 32];
+    uint64_t start;  // time of its first moment
+    // What warp w did before seen[v][w] is over for the threads of warp v; seen[w][w] is the time
+    // of the warp's last barrier.
+    uint64_t seen[kMaxWarps][kMaxWarps];
 };
 
 const Kernel* kernel = kernels;
