@@ -5,15 +5,16 @@
 // Arguments and defines as in quantize_nvfp4.cu, but that gsa [M] is written.
 //
 // Block: blockDim.y rows by blockDim.x threads on each. Grid: (ceil(rows / blockDim.y), 1, 1), rows
-// with the padding of 128x4 scales. A row of up to 16 * NVFP4_GROUPS_PER_THREAD * blockDim.x columns
-// stays in registers between the two steps; a longer one (NVFP4_LONG_ROWS), or one that is not
-// aligned, is read twice, the second time mostly from the L2 cache. Shared memory: one float per
-// warp, static.
+// with the padding of 128x4 scales. A row of up to 128 * NVFP4_HELD_LOADS * blockDim.x bytes stays in
+// registers between the two steps; a longer one (NVFP4_HELD_LOADS 0), or one that is not aligned, is
+// read twice, the second time mostly from the L2 cache. Shared memory: one word per warp, static.
 #include "quantize_rows.cuh"
 
-#ifndef NVFP4_LONG_ROWS
-#define NVFP4_LONG_ROWS 0
+#ifndef NVFP4_HELD_LOADS
+#define NVFP4_HELD_LOADS 1
 #endif
+
+constexpr int kHeldGroups = NVFP4_HELD_LOADS * kGroupsPerThread;
 
 __device__ __forceinline__ float amax_without_nan(const InputGroup& group) {
     float amax = 0.0f;
@@ -22,15 +23,16 @@ __device__ __forceinline__ float amax_without_nan(const InputGroup& group) {
     return amax;
 }
 
-// num_groups is at most kGroupsPerThread * blockDim.x, and 0 for a thread without a row.
+#if NVFP4_HELD_LOADS > 0
+// num_groups is at most kHeldGroups * blockDim.x, and 0 for a thread without a row.
 __device__ __forceinline__ float quantize_held_row(const Contiguous& source, uint32_t num_groups,
                                                    const RowOutput& output) {
-    InputGroup groups[kGroupsPerThread];
+    InputGroup groups[kHeldGroups];
     load_groups<true>(source, threadIdx.x, num_groups, groups);
-    Amax amax[kGroupsPerThread];
+    Amax amax[kHeldGroups];
     float largest = 0.0f;
 #pragma unroll
-    for (int u = 0; u < kGroupsPerThread; u++) {
+    for (int u = 0; u < kHeldGroups; u++) {
         if (threadIdx.x + u * blockDim.x < num_groups) {
             amax[u] = amax_or_nan(groups[u]);
             const float value = amax[u].value;
@@ -41,7 +43,7 @@ __device__ __forceinline__ float quantize_held_row(const Contiguous& source, uin
     const RowScale row = row_scale(gsa);
     uint32_t left_over = 0;
 #pragma unroll
-    for (int u = 0; u < kGroupsPerThread; u++) {
+    for (int u = 0; u < kHeldGroups; u++) {
         const uint32_t c = threadIdx.x + u * blockDim.x;
         if (c < num_groups && !quantize_loaded<true>(groups[u], amax[u], row, output, c))
             left_over |= 1u << u;
@@ -49,6 +51,7 @@ __device__ __forceinline__ float quantize_held_row(const Contiguous& source, uin
     quantize_left_over<true>(left_over, source, row, output, threadIdx.x);
     return gsa;
 }
+#endif
 
 template <bool kAligned>
 __device__ __forceinline__ float quantize_reread_row(const Contiguous& source, uint32_t num_groups,
@@ -59,7 +62,7 @@ __device__ __forceinline__ float quantize_reread_row(const Contiguous& source, u
     return gsa;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
     amax_quantize_nvfp4_kernel(const Input* __restrict__ x, int M, int N, float* __restrict__ gsa,
                                uint8_t* __restrict__ out_fp4, uint8_t* __restrict__ out_sf) {
     const int64_t m = this_row();
@@ -70,10 +73,12 @@ extern "C" __global__ void __launch_bounds__(256)
     float row_gsa;
     if (!are_aligned(x, out_fp4)) {
         row_gsa = quantize_reread_row<false>(source, own_groups, output);
-    } else if constexpr (NVFP4_LONG_ROWS) {
-        row_gsa = quantize_reread_row<true>(source, own_groups, output);
     } else {
+#if NVFP4_HELD_LOADS > 0
         row_gsa = quantize_held_row(source, own_groups, output);
+#else
+        row_gsa = quantize_reread_row<true>(source, own_groups, output);
+#endif
     }
     if (m < M && threadIdx.x == 0) gsa[m] = row_gsa;
     if constexpr (kSwizzled) {

@@ -56,7 +56,7 @@ struct Gathered {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
     deinterleave_quantize_from_buffer_kernel(const Input* __restrict__ fused, int M, int N,
                                              int intermediate, int granularity,
                                              const float* __restrict__ gsa,

@@ -42,98 +42,124 @@ struct WarpPlace {
 };
 
 // Copies a step's block_nvfp4 of 128 weight rows, kThreads threads together. Without kCheckRows all
-// rows exist; with it those from num_rows on become zeros.
-template <int kThreads, bool kCheckRows>
+// rows exist; with it those from num_rows on become zeros, as do steps from num_steps on.
+// kKeepPointers holds one pointer a copy in registers, where their number is not the limit.
+template <int kThreads, bool kCheckRows, bool kKeepPointers>
 class WeightCopy {
     static constexpr int kPassRows = kThreads / 8;
+    static constexpr int kPasses = kRows / kPassRows;
 
    public:
-    static constexpr int kParts = kRows / kPassRows + 1;
+    static constexpr int kParts = kPasses + 1;
 
-    __device__ __forceinline__ WeightCopy(const uint8_t* w, uint32_t w_stride, uint32_t num_rows,
-                                          uint32_t thread, uint32_t block)
-        : thread_(thread), row_bytes_(w_stride * layouts::kWeightBlockBytes), num_rows_(num_rows) {
-        const uint8_t* from = w + static_cast<uint64_t>(block) * layouts::kWeightBlockBytes;
-        codes_ = from + static_cast<uint64_t>(thread / 8) * row_bytes_ + kBlockScaleBytes +
-                 thread % 8 * 4;
+    // `codes` and `scales` are the places in the first stage.
+    __device__ __forceinline__ WeightCopy(uint8_t* codes, uint8_t* scales, const uint8_t* w,
+                                          uint32_t w_stride, uint32_t num_rows, uint32_t num_steps,
+                                          uint32_t thread, uint32_t step)
+        : thread_(thread),
+          row_bytes_(w_stride * layouts::kWeightBlockBytes),
+          num_rows_(num_rows),
+          num_steps_(num_steps),
+          to_codes_(codes + code_word_offset(thread / 8, thread % 8)),
+          to_scales_(scales + thread * kBlockScaleBytes) {
+        const uint8_t* from = w + static_cast<uint64_t>(step) * layouts::kWeightBlockBytes;
         scales_ = from + static_cast<uint64_t>(thread) * row_bytes_;
+        from += static_cast<uint64_t>(thread / 8) * row_bytes_ + kBlockScaleBytes + thread % 8 * 4;
+#pragma unroll
+        for (int i = 0; i < kPointers; ++i) codes_[i] = from + pass_offset(i);
     }
 
-    // Copy number i, in [0, kParts), to the places of the stage's codes and scales; zeros unless the
-    // step exists.
-    __device__ __forceinline__ void part(int i, uint8_t* codes, uint8_t* scales, bool exists) const {
-        if (i < kParts - 1) {
-            uint8_t* to = codes + code_word_offset(thread_ / 8, thread_ % 8);
-            ptx::cp_async<4>(to + i * kPassRows * kCodeRowBytes,
-                             codes_ + static_cast<uint64_t>(row_bytes_) * (kPassRows * i),
-                             exists && has_row(thread_ / 8 + kPassRows * i) ? 4 : 0);
+    // Copy number i, in [0, kParts), of step `step` into the stage at byte `stage`.
+    __device__ __forceinline__ void part(int i, uint32_t stage, uint32_t step) const {
+        if (i < kPasses) {
+            bool exists = step < num_steps_ & has_row(thread_ / 8 + kPassRows * i);
+            ptx::cp_async<4>(to_codes_ + stage + i * kPassRows * kCodeRowBytes,
+                             kKeepPointers ? codes_[i % kPointers] : codes_[0] + pass_offset(i),
+                             exists ? 4 : 0);
         } else if (kThreads == kRows || thread_ < kRows) {
-            ptx::cp_async<4>(scales + thread_ * kBlockScaleBytes, scales_,
-                             exists && has_row(thread_) ? 4 : 0);
+            ptx::cp_async<4>(to_scales_ + stage, scales_,
+                             step < num_steps_ & has_row(thread_) ? 4 : 0);
         }
     }
 
-    __device__ __forceinline__ void advance(int num_blocks) {
-        codes_ += num_blocks * layouts::kWeightBlockBytes;
-        scales_ += num_blocks * layouts::kWeightBlockBytes;
+    __device__ __forceinline__ void advance(int num_steps) {
+#pragma unroll
+        for (int i = 0; i < kPointers; ++i) codes_[i] += num_steps * layouts::kWeightBlockBytes;
+        scales_ += num_steps * layouts::kWeightBlockBytes;
     }
 
    private:
+    static constexpr int kPointers = kKeepPointers ? kPasses : 1;
+
+    __device__ __forceinline__ uint64_t pass_offset(int i) const {
+        return static_cast<uint64_t>(row_bytes_) * (kPassRows * i);
+    }
     __device__ __forceinline__ bool has_row(uint32_t row) const {
         return !kCheckRows || row < num_rows_;
     }
 
     uint32_t thread_;
     uint32_t row_bytes_;  // fits, since w_stride = k / 64 < 2^26
-    uint32_t num_rows_;
-    const uint8_t *codes_, *scales_;
+    uint32_t num_rows_, num_steps_;
+    uint8_t *to_codes_, *to_scales_;
+    const uint8_t *codes_[kPointers], *scales_;
 };
 
 // Copies a step's quarter of the block_fp4_mmq of kTokens tokens, kThreads threads together. Tokens
-// from num_tokens on become zeros.
+// from num_tokens on and steps from num_steps on become zeros.
 template <int kTokens, int kThreads>
 class ActCopy {
     static constexpr int kPassTokens = kThreads / 2;
+    static constexpr int kPasses = (kTokens + kPassTokens - 1) / kPassTokens;
     static constexpr int kBlockSteps = layouts::kActBlockValues / layouts::kWeightBlockValues;
 
    public:
-    static constexpr int kParts = (kTokens + kPassTokens - 1) / kPassTokens + 1;
+    static constexpr int kParts = kPasses + 1;
 
-    __device__ __forceinline__ ActCopy(const uint8_t* a, uint32_t a_stride, uint32_t num_tokens,
-                                       uint32_t thread, uint32_t block)
+    // `codes` and `scales` are the places in the first stage.
+    __device__ __forceinline__ ActCopy(uint8_t* codes, uint8_t* scales, const uint8_t* a,
+                                       uint32_t a_stride, uint32_t num_tokens, uint32_t num_steps,
+                                       uint32_t thread, uint32_t step)
         : thread_(thread),
-          block_(block),
-          num_tokens_(num_tokens),
-          from_(a),
-          block_bytes_(static_cast<uint64_t>(a_stride) * layouts::kActBlockBytes) {}
+          to_codes_(codes + code_offset(thread / 2, thread % 2)),
+          to_scales_(scales + thread * kBlockScaleBytes),
+          codes_(a + (thread / 2 * layouts::kActBlockBytes + kActScaleBytes + step * kCodeRowBytes +
+                      thread % 2 * 16)),
+          scales_(a + (thread * layouts::kActBlockBytes + step * kBlockScaleBytes)),
+          block_bytes_(static_cast<uint64_t>(a_stride) * layouts::kActBlockBytes) {
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+            stop_[i] = thread / 2 + kPassTokens * i < num_tokens ? num_steps : 0;
+        }
+        stop_[kPasses] = thread < num_tokens ? num_steps : 0;
+    }
 
-    // Copy number i, in [0, kParts); zeros unless the step exists.
-    __device__ __forceinline__ void part(int i, uint8_t* codes, uint8_t* scales, bool exists) const {
-        uint32_t quarter = block_ % kBlockSteps;
-        if (i < kParts - 1) {
+    // Copy number i, in [0, kParts), of step `step` into the stage at byte `stage`.
+    __device__ __forceinline__ void part(int i, uint32_t stage, uint32_t step) const {
+        if (i < kPasses) {
             if (kTokens < kPassTokens && thread_ >= 2 * kTokens) return;
-            uint32_t token = thread_ / 2 + kPassTokens * i;
-            uint32_t offset = token * layouts::kActBlockBytes + kActScaleBytes + thread_ % 2 * 16;
-            uint8_t* to = codes + code_offset(thread_ / 2, thread_ % 2);
-            ptx::cp_async<16>(to + i * kPassTokens * kCodeRowBytes,
-                              from_ + (offset + quarter * kCodeRowBytes),
-                              exists && token < num_tokens_ ? 16 : 0);
+            ptx::cp_async<16>(to_codes_ + stage + i * kPassTokens * kCodeRowBytes,
+                              codes_ + i * kPassTokens * layouts::kActBlockBytes,
+                              step < stop_[i] ? 16 : 0);
         } else if (kTokens >= kThreads || thread_ < kTokens) {
-            uint32_t offset = thread_ * layouts::kActBlockBytes;
-            ptx::cp_async<4>(scales + thread_ * kBlockScaleBytes,
-                             from_ + (offset + quarter * kBlockScaleBytes),
-                             exists && thread_ < num_tokens_ ? 4 : 0);
+            ptx::cp_async<4>(to_scales_ + stage, scales_, step < stop_[kPasses] ? 4 : 0);
         }
     }
 
-    __device__ __forceinline__ void advance(int num_blocks) {
-        block_ += num_blocks;
-        if (block_ % kBlockSteps < num_blocks) from_ += block_bytes_;
+    // From `step` on by num_steps, 1 or 2, so that no whole block_fp4_mmq is passed over.
+    __device__ __forceinline__ void advance(int num_steps, uint32_t step) {
+        bool leaves = step % kBlockSteps + num_steps >= kBlockSteps;
+        codes_ += leaves ? block_bytes_ - (kBlockSteps - num_steps) * kCodeRowBytes
+                         : num_steps * kCodeRowBytes;
+        scales_ += leaves ? block_bytes_ - (kBlockSteps - num_steps) * kBlockScaleBytes
+                          : num_steps * kBlockScaleBytes;
     }
 
    private:
-    uint32_t thread_, block_, num_tokens_;
-    const uint8_t* from_;  // the block's first token
+    uint32_t thread_;
+    uint32_t stop_[kParts];  // the copies' ends: num_steps, or 0 for a token that does not exist
+    uint8_t *to_codes_, *to_scales_;
+    const uint8_t *codes_, *scales_;
     uint64_t block_bytes_;
 };
 

@@ -36,46 +36,56 @@ struct Problem {
     uint32_t w_stride, a_stride;
 };
 
+// Whether the loop is run_ahead: only where the FP4 instruction leaves registers for it.
+template <int kTokens>
+constexpr bool kRunAhead = NVFP4_USE_FP4_MMA && !NVFP4_DETERMINISTIC_KBLOCKS && kTokens == 128;
+
 // This thread's part of the copies that fill a stage.
 template <int kTokens, bool kCheckRows>
 class StageCopy {
     using S = Stage<kTokens>;
     using T = Tile<kTokens>;
-    using Weights = WeightCopy<T::kGroupThreads, kCheckRows>;
+    using Weights = WeightCopy<T::kGroupThreads, kCheckRows, kRunAhead<kTokens>>;
     using Activations = ActCopy<kTokens, T::kGroupThreads>;
 
    public:
     static constexpr int kParts = Weights::kParts + Activations::kParts;
 
-    __device__ __forceinline__ StageCopy(const Problem& p, uint32_t thread, uint32_t group,
-                                         uint32_t first_row, uint32_t first_token)
-        : weights_(p.w + static_cast<uint64_t>(first_row) * p.w_stride * layouts::kWeightBlockBytes,
-                   p.w_stride, p.n - first_row, thread, group),
-          activations_(p.a + static_cast<uint64_t>(first_token) * layouts::kActBlockBytes, p.a_stride,
-                       p.m - first_token, thread, group) {}
+    __device__ __forceinline__ StageCopy(uint8_t* ring, const Problem& p, uint32_t thread,
+                                         uint32_t group)
+        : StageCopy(ring, p, thread, group, blockIdx.x * kRows, blockIdx.y * kTokens) {}
 
-    // Copy number i, in [0, kParts).
-    __device__ __forceinline__ void part(int i, uint8_t* stage, bool exists) const {
+    // Copy number i, in [0, kParts), of step `step`, where the pointers are.
+    __device__ __forceinline__ void part(int i, uint32_t stage, uint32_t step) const {
         if (i < Weights::kParts) {
-            weights_.part(i, stage + S::kWeightCodes, stage + S::kWeightScales, exists);
+            weights_.part(i, stage, step);
         } else {
-            activations_.part(i - Weights::kParts, stage + S::kActCodes, stage + S::kActScales,
-                              exists);
+            activations_.part(i - Weights::kParts, stage, step);
         }
     }
 
-    __device__ __forceinline__ void advance() {
+    __device__ __forceinline__ void advance(uint32_t step) {
         weights_.advance(T::kGroups);
-        activations_.advance(T::kGroups);
+        activations_.advance(T::kGroups, step);
     }
 
-    __device__ __forceinline__ void operator()(uint8_t* stage, bool exists) {
+    __device__ __forceinline__ void operator()(uint32_t stage, uint32_t step) {
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) part(i, stage, exists);
-        advance();
+        for (int i = 0; i < kParts; ++i) part(i, stage, step);
+        advance(step);
     }
 
    private:
+    __device__ __forceinline__ StageCopy(uint8_t* ring, const Problem& p, uint32_t thread,
+                                         uint32_t group, uint32_t first_row, uint32_t first_token)
+        : weights_(ring + S::kWeightCodes, ring + S::kWeightScales,
+                   p.w + static_cast<uint64_t>(first_row) * p.w_stride * layouts::kWeightBlockBytes,
+                   p.w_stride, p.n - first_row, p.k / layouts::kWeightBlockValues, thread, group),
+          activations_(ring + S::kActCodes, ring + S::kActScales,
+                       p.a + static_cast<uint64_t>(first_token) * layouts::kActBlockBytes,
+                       p.a_stride, p.m - first_token, p.k / layouts::kWeightBlockValues, thread,
+                       group) {}
+
     Weights weights_;
     Activations activations_;
 };
@@ -89,32 +99,35 @@ class WarpView {
    public:
     using X = Operands<T::kTilesA, T::kTilesB>;
 
-    __device__ __forceinline__ WarpView(const WarpPlace<kTokens>& warp, uint32_t lane)
-        : a_codes_(S::kWeightCodes + code_offset(warp.first_row + a_load_row(lane), a_load_half(lane))),
-          b_codes_(S::kActCodes + code_offset(warp.first_token + b_load_token(lane), b_load_half(lane))),
-          a_scales_(S::kWeightScales +
+    __device__ __forceinline__ WarpView(const uint8_t* ring, const WarpPlace<kTokens>& warp,
+                                        uint32_t lane)
+        : a_codes_(ring + S::kWeightCodes +
+                   code_offset(warp.first_row + a_load_row(lane), a_load_half(lane))),
+          b_codes_(ring + S::kActCodes +
+                   code_offset(warp.first_token + b_load_token(lane), b_load_half(lane))),
+          a_scales_(ring + S::kWeightScales +
                     (warp.first_row + a_scale_of<T::kTilesA>(lane, 0)) * kBlockScaleBytes),
-          b_scales_(S::kActScales +
+          b_scales_(ring + S::kActScales +
                     (warp.first_token + b_scale_of<T::kTilesB>(lane, 0)) * kBlockScaleBytes) {}
 
     // Tile i of A.
-    __device__ __forceinline__ void load_a(X& x, int i, const uint8_t* stage) const {
-        ptx::ldmatrix_x4(x.a[i], stage + a_codes_ + i * 16 * kCodeRowBytes);
+    __device__ __forceinline__ void load_a(X& x, int i, uint32_t stage) const {
+        ptx::ldmatrix_x4(x.a[i], a_codes_ + stage + i * 16 * kCodeRowBytes);
     }
     // Tiles 2 p and 2 p + 1 of B.
-    __device__ __forceinline__ void load_b(X& x, int p, const uint8_t* stage) const {
+    __device__ __forceinline__ void load_b(X& x, int p, uint32_t stage) const {
         uint32_t r[4];
-        ptx::ldmatrix_x4(r, stage + b_codes_ + p * 16 * kCodeRowBytes);
+        ptx::ldmatrix_x4(r, b_codes_ + stage + p * 16 * kCodeRowBytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) x.b[2 * p + i / 2][i % 2] = r[i];
     }
-    __device__ __forceinline__ void load_a_scales(X& x, int i, const uint8_t* stage) const {
-        x.a_scales[i] = word_at(stage + a_scales_ + i * kScaleStep);
+    __device__ __forceinline__ void load_a_scales(X& x, int i, uint32_t stage) const {
+        x.a_scales[i] = word_at(a_scales_ + stage + i * kScaleStep);
     }
-    __device__ __forceinline__ void load_b_scales(X& x, int i, const uint8_t* stage) const {
-        x.b_scales[i] = word_at(stage + b_scales_ + i * kScaleStep);
+    __device__ __forceinline__ void load_b_scales(X& x, int i, uint32_t stage) const {
+        x.b_scales[i] = word_at(b_scales_ + stage + i * kScaleStep);
     }
-    __device__ __forceinline__ void load(X& x, const uint8_t* stage) const {
+    __device__ __forceinline__ void load(X& x, uint32_t stage) const {
 #pragma unroll
         for (int i = 0; i < X::kScalesA; ++i) load_a_scales(x, i, stage);
 #pragma unroll
@@ -132,7 +145,7 @@ class WarpView {
         return *reinterpret_cast<const uint32_t*>(bytes);
     }
 
-    uint32_t a_codes_, b_codes_, a_scales_, b_scales_;  // this lane's bytes of a stage
+    const uint8_t *a_codes_, *b_codes_, *a_scales_, *b_scales_;  // this lane's, in the first stage
 };
 
 // acc += x, or acc += (0 + x) with the inner sum by the matrix instructions.
@@ -166,9 +179,8 @@ struct StageRefill {
     const View& view;
     const Copy& copy;
     typename View::X& x;
-    const uint8_t* next;
-    uint8_t* fill;
-    bool exists;
+    uint32_t next, fill;  // bytes of the stages in the ring
+    uint32_t step;        // the one to copy
 
     __device__ __forceinline__ void a(int i) const {
         view.load_a(x, i, next);
@@ -179,7 +191,7 @@ struct StageRefill {
         if (p % 2 == 1) view.load_b_scales(x, p / 2, next);
     }
     __device__ __forceinline__ void slot(int s) const {
-        if (s % 2 == 1 && s / 2 < Copy::kParts) copy.part(s / 2, fill, exists);
+        if (s < Copy::kParts) copy.part(s, fill, step);
     }
 };
 
@@ -188,34 +200,33 @@ struct StageRefill {
 // shared memory a constant.
 template <int kTokens, int kStages, bool kCheckRows>
 __device__ __forceinline__ void run_ahead(
-    float (&acc)[Tile<kTokens>::kTilesA][Tile<kTokens>::kTilesB][4], uint8_t* ring, uint32_t group,
+    float (&acc)[Tile<kTokens>::kTilesA][Tile<kTokens>::kTilesB][4], uint32_t group,
     uint32_t num_steps, StageCopy<kTokens, kCheckRows>& copy, const WarpView<kTokens>& view,
     uint32_t lane) {
     using T = Tile<kTokens>;
-    constexpr int kBytes = Stage<kTokens>::kBytes;
+    constexpr uint32_t kBytes = Stage<kTokens>::kBytes;
     uint32_t to_copy = group;
 #pragma unroll
     for (int i = 0; i < kStages; ++i) {
-        copy(ring + i * kBytes, to_copy < num_steps);
+        copy(i * kBytes, to_copy);
         ptx::cp_async_commit();
         to_copy += T::kGroups;
     }
     typename WarpView<kTokens>::X x;
     ptx::cp_async_wait<kStages - 1>();
     sync_group<T::kGroupThreads>(group);
-    view.load(x, ring);
+    view.load(x, 0);
     for (uint32_t step = 0;;) {
 #pragma unroll
         for (int i = 0; i < kStages; ++i) {
             // The next stage has landed, and every warp has this one in registers.
             ptx::cp_async_wait<kStages - 2>();
             sync_group<T::kGroupThreads>(group);
-            StageRefill<kTokens, kCheckRows> refill{
-                view, copy, x, ring + (i + 1) % kStages * kBytes, ring + i * kBytes,
-                to_copy < num_steps};
-            multiply(acc, x, lane, refill);
+            multiply(acc, x, lane,
+                     StageRefill<kTokens, kCheckRows>{
+                         view, copy, x, (i + 1) % kStages * kBytes, i * kBytes, to_copy});
             ptx::cp_async_commit();
-            copy.advance();
+            copy.advance(to_copy);
             to_copy += T::kGroups;
             step += T::kGroups;
             if (step >= num_steps) return;
@@ -233,20 +244,19 @@ __device__ __forceinline__ void gemm(const Problem& p, const Output& out) {
     extern __shared__ __align__(16) uint8_t shared[];
     uint32_t lane = threadIdx.x, thread = threadIdx.y * 32 + lane;
     WarpPlace<kTokens> warp(threadIdx.y);
-    WarpView<kTokens> view(warp, lane);
-    StageCopy<kTokens, kCheckRows> copy(p, thread % T::kGroupThreads, warp.group, blockIdx.x * kRows,
-                                        blockIdx.y * kTokens);
+    uint8_t* ring = shared + warp.group * (kStages * Stage<kTokens>::kBytes);
+    WarpView<kTokens> view(ring, warp, lane);
+    StageCopy<kTokens, kCheckRows> copy(ring, p, thread % T::kGroupThreads, warp.group);
     float acc[T::kTilesA][T::kTilesB][4] = {};
     uint32_t num_steps = p.k / layouts::kWeightBlockValues;
-    uint8_t* ring = shared + warp.group * (kStages * Stage<kTokens>::kBytes);
     if (num_steps > 0) {
 #if NVFP4_USE_FP4_MMA
-        if constexpr (kTokens == 128 && !NVFP4_DETERMINISTIC_KBLOCKS) {
-            run_ahead<kTokens, kStages, kCheckRows>(acc, ring, warp.group, num_steps, copy, view, lane);
+        if constexpr (kRunAhead<kTokens>) {
+            run_ahead<kTokens, kStages, kCheckRows>(acc, warp.group, num_steps, copy, view, lane);
         } else
 #endif
             run_pipeline<T::kGroups, kStages, Stage<kTokens>::kBytes>(
-                ring, warp.group, num_steps, copy, [&](const uint8_t* stage) {
+                warp.group, num_steps, copy, [&](uint32_t stage) {
                     typename WarpView<kTokens>::X x;
                     view.load(x, stage);
                     accumulate(acc, x, lane);

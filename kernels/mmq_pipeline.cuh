@@ -20,16 +20,17 @@ __device__ __forceinline__ void sync_group(uint32_t group) {
 // Runs steps group, group + kGroups, ... below num_steps >= 1 for one of kGroups groups of threads,
 // each with a ring of its own.
 //
-// `copy(stage, exists)` starts this thread's copies of the next step into a stage, or fills it with
-// zeros; `multiply(stage)` works on one that has landed. Every group makes as many rounds as the one
-// with the most steps, so that no branch splits the loop: the last round of another adds zeros.
+// `copy(stage, step)` starts this thread's copies of a step into the stage at byte `stage` of the
+// ring, zeros from num_steps on; `multiply(stage)` works on one that has landed. Every group makes as
+// many rounds as the one with the most steps, so that no branch splits the loop: the last round of
+// another adds zeros.
 template <int kGroups, int kStages, int kStageBytes, class Copy, class Multiply>
-__device__ __forceinline__ void run_pipeline(uint8_t* ring, uint32_t group, uint32_t num_steps,
-                                             Copy& copy, const Multiply& multiply) {
+__device__ __forceinline__ void run_pipeline(uint32_t group, uint32_t num_steps, Copy& copy,
+                                             const Multiply& multiply) {
     uint32_t to_copy = group;
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) {
-        copy(ring + i * kStageBytes, to_copy < num_steps);
+        copy(i * kStageBytes, to_copy);
         ptx::cp_async_commit();
         to_copy += kGroups;
     }
@@ -38,10 +39,10 @@ __device__ __forceinline__ void run_pipeline(uint8_t* ring, uint32_t group, uint
         // The stage to be read has landed, and every warp is done with the one to be filled.
         ptx::cp_async_wait<kStages - 2>();
         sync_group<kBlockThreads / kGroups>(group);
-        copy(ring + fill, to_copy < num_steps);
+        copy(fill, to_copy);
         ptx::cp_async_commit();
         to_copy += kGroups;
-        multiply(ring + read);
+        multiply(read);
         read = read == (kStages - 1) * kStageBytes ? 0 : read + kStageBytes;
         fill = fill == (kStages - 1) * kStageBytes ? 0 : fill + kStageBytes;
     }

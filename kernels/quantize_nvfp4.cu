@@ -30,14 +30,14 @@ __device__ __forceinline__ void quantize(const Input* __restrict__ x, int M, int
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
     quantize_nvfp4_from_buffer_kernel(const Input* __restrict__ x, int M, int N,
                                       const float* __restrict__ gsa, uint8_t* __restrict__ out_fp4,
                                       uint8_t* __restrict__ out_sf) {
     quantize(x, M, N, 0.0f, gsa, out_fp4, out_sf);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
     quantize_nvfp4_kernel(const Input* __restrict__ x, int M, int N, float gsa,
                           uint8_t* __restrict__ out_fp4, uint8_t* __restrict__ out_sf) {
     quantize(x, M, N, gsa, nullptr, out_fp4, out_sf);

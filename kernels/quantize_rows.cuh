@@ -11,12 +11,12 @@
 #ifndef NVFP4_SCALE_LAYOUT
 #define NVFP4_SCALE_LAYOUT 0
 #endif
-#ifndef NVFP4_GROUPS_PER_THREAD
-#define NVFP4_GROUPS_PER_THREAD 2
-#endif
 
 constexpr bool kSwizzled = NVFP4_SCALE_LAYOUT != 0;
-constexpr int kGroupsPerThread = NVFP4_GROUPS_PER_THREAD;  // loaded at once
+// Groups that a thread loads at once: 128 bytes in flight hide the latency of memory with the three
+// or four blocks per multiprocessor that their registers allow. The scale search hides it by itself.
+constexpr int kGroupsPerThread =
+    kScaleSearch ? 1 : 128 / (kGroupSize * static_cast<int>(sizeof(Input)));
 constexpr int kCodeBytes = kGroupSize / 2;
 
 // Where a row's results go: 8 bytes of codes and a scale per group.

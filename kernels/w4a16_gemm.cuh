@@ -63,37 +63,42 @@ class StageCopy {
     using S = Stages<kTokens>;
     static constexpr int kThreads = mmq::Tile<kTokens>::kGroupThreads;
     static constexpr int kPassTokens = kThreads / 8;
-    using Weights = mmq::WeightCopy<kThreads, kCheckRows>;
+    using Weights = mmq::WeightCopy<kThreads, kCheckRows, false>;
 
    public:
-    __device__ __forceinline__ StageCopy(const Problem& p, uint32_t thread, uint32_t group,
-                                         uint32_t first_row, uint32_t first_token)
-        : weights_(p.w + static_cast<uint64_t>(first_row) * p.w_stride * layouts::kWeightBlockBytes,
-                   p.w_stride, p.n - first_row, thread, group),
-          thread_(thread),
-          num_tokens_(p.m - first_token),
-          stride_(p.a_stride),
-          from_(p.a + static_cast<uint64_t>(first_token + thread / 8) * p.a_stride +
-                group * layouts::kWeightBlockValues + thread % 8 * 8),
-          aligned_(reinterpret_cast<uint64_t>(p.a) % 16 == 0 && p.a_stride % 8 == 0) {}
+    __device__ __forceinline__ StageCopy(uint8_t* ring, const Problem& p, uint32_t thread,
+                                         uint32_t group)
+        : StageCopy(ring, p, thread, group, blockIdx.x * kRows, blockIdx.y * kTokens) {}
 
-    __device__ __forceinline__ void operator()(uint8_t* stage, bool exists) {
+    // Copies step `step`, where the pointers are, into the stage at byte `stage`.
+    __device__ __forceinline__ void operator()(uint32_t stage, uint32_t step) {
 #pragma unroll
-        for (int i = 0; i < Weights::kParts; ++i) {
-            weights_.part(i, stage + S::kWeightCodes, stage + S::kWeightScales, exists);
-        }
+        for (int i = 0; i < Weights::kParts; ++i) weights_.part(i, stage, step);
 #pragma unroll
         for (int i = 0; i < kTokens / kPassTokens; ++i) {
-            uint32_t token = thread_ / 8 + kPassTokens * i;
-            copy8(stage + S::kActs + act_offset(token, thread_ % 8),
-                  from_ + static_cast<uint64_t>(stride_) * (kPassTokens * i),
-                  exists && token < num_tokens_);
+            bool exists = step < num_steps_ & thread_ / 8 + kPassTokens * i < num_tokens_;
+            copy8(to_ + stage + i * kPassTokens * kActRowBytes,
+                  from_ + static_cast<uint64_t>(stride_) * (kPassTokens * i), exists);
         }
         weights_.advance(mmq::Tile<kTokens>::kGroups);
         from_ += mmq::Tile<kTokens>::kGroups * layouts::kWeightBlockValues;
     }
 
    private:
+    __device__ __forceinline__ StageCopy(uint8_t* ring, const Problem& p, uint32_t thread,
+                                         uint32_t group, uint32_t first_row, uint32_t first_token)
+        : weights_(ring + S::kWeightCodes, ring + S::kWeightScales,
+                   p.w + static_cast<uint64_t>(first_row) * p.w_stride * layouts::kWeightBlockBytes,
+                   p.w_stride, p.n - first_row, p.k / layouts::kWeightBlockValues, thread, group),
+          thread_(thread),
+          num_tokens_(p.m - first_token),
+          num_steps_(p.k / layouts::kWeightBlockValues),
+          stride_(p.a_stride),
+          to_(ring + S::kActs + act_offset(thread / 8, thread % 8)),
+          from_(p.a + static_cast<uint64_t>(first_token + thread / 8) * p.a_stride +
+                group * layouts::kWeightBlockValues + thread % 8 * 8),
+          aligned_(reinterpret_cast<uint64_t>(p.a) % 16 == 0 && p.a_stride % 8 == 0) {}
+
     __device__ __forceinline__ void copy8(uint8_t* to, const bf16_t* from, bool exists) const {
         if (aligned_) {
             ptx::cp_async<16>(to, from, exists ? 16 : 0);
@@ -106,7 +111,8 @@ class StageCopy {
     }
 
     Weights weights_;
-    uint32_t thread_, num_tokens_, stride_;
+    uint32_t thread_, num_tokens_, num_steps_, stride_;
+    uint8_t* to_;
     const bf16_t* from_;
     bool aligned_;
 };
@@ -140,14 +146,16 @@ class WarpStep {
    public:
     using Accumulators = float[T::kTilesA][T::kTilesB][4];
 
-    __device__ __forceinline__ WarpStep(const mmq::WarpPlace<kTokens>& warp, uint32_t lane)
+    __device__ __forceinline__ WarpStep(const uint8_t* ring, const mmq::WarpPlace<kTokens>& warp,
+                                        uint32_t lane)
         : lane_(lane),
-          codes_(S::kWeightCodes + mmq::code_offset(warp.first_row + lane % (16 * T::kTilesA), 0)),
+          codes_(S::kWeightCodes + mmq::code_offset(warp.first_row + lane, 0)),
           scales_(S::kWeightScales + (warp.first_row + lane / 4) * mmq::kBlockScaleBytes),
-          acts_(S::kActs + act_offset(warp.first_token + lane / 4, lane / 2 % 2 * 2) + lane % 2 * 8) {
-    }
+          acts_(S::kActs + act_offset(warp.first_token + lane / 4, lane / 2 % 2 * 2) + lane % 2 * 8),
+          ring_(ring) {}
 
-    __device__ __forceinline__ void operator()(Accumulators& acc, const uint8_t* stage) const {
+    __device__ __forceinline__ void operator()(Accumulators& acc, uint32_t at) const {
+        const uint8_t* stage = ring_ + at;
         uint32_t scales[2 * T::kTilesA];
 #pragma unroll
         for (int r = 0; r < 2 * T::kTilesA; ++r) {
@@ -200,6 +208,7 @@ class WarpStep {
     }
 
     uint32_t lane_, codes_, scales_, acts_;  // this lane's bytes of a stage
+    const uint8_t* ring_;
 };
 
 template <int kTokens, bool kCheckRows, bool kScaled>
@@ -209,15 +218,14 @@ __device__ __forceinline__ void gemm(const Problem& p, const mmq::Output& out) {
     extern __shared__ __align__(16) uint8_t shared[];
     uint32_t lane = threadIdx.x, thread = threadIdx.y * 32 + lane;
     mmq::WarpPlace<kTokens> warp(threadIdx.y);
-    WarpStep<kTokens> multiply(warp, lane);
-    StageCopy<kTokens, kCheckRows> copy(p, thread % T::kGroupThreads, warp.group, blockIdx.x * kRows,
-                                        blockIdx.y * kTokens);
+    uint8_t* ring = shared + warp.group * S::kRingBytes;
+    WarpStep<kTokens> multiply(ring, warp, lane);
+    StageCopy<kTokens, kCheckRows> copy(ring, p, thread % T::kGroupThreads, warp.group);
     float acc[T::kTilesA][T::kTilesB][4] = {};
     uint32_t num_steps = p.k / layouts::kWeightBlockValues;
     if (num_steps > 0) {
         mmq::run_pipeline<T::kGroups, S::kCount, S::kBytes>(
-            shared + warp.group * S::kRingBytes, warp.group, num_steps, copy,
-            [&](const uint8_t* stage) { multiply(acc, stage); });
+            warp.group, num_steps, copy, [&](uint32_t stage) { multiply(acc, stage); });
     }
     ptx::cp_async_wait<0>();
     __syncthreads();

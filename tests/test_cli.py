@@ -15,7 +15,7 @@ from nvfp4cupy.cli import main
 
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nvfp4cupy", *args]
-    env = {**os.environ, "COLUMNS": "120", **environment}
+    env = {**os.environ, "COLUMNS": "80", **environment}
     return subprocess.run(command, capture_output=True, text=True, env=env)
 
 
@@ -23,6 +23,8 @@ def test_demo_prints_sizes_errors_and_the_device() -> None:
     result = run("demo", "--device", "cpu")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("device: CPU (NumPy reference)")
+    assert max(map(len, result.stdout.splitlines())) <= 90
+    assert "…" not in result.stdout
     for text in ("up_proj", "down_proj", "half_step", "nearest_low", "nearest_even", "4.50"):
         assert text in result.stdout
 

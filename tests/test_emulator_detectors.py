@@ -125,7 +125,10 @@ _COPY = (
     "__shared__ alignas(16) uint32_t s[36]; ptx::cp_async<4>(s + i, x + i, i < 31 ? 4 : 0);"
     "ptx::cp_async_commit(); BODY"
 )
-_RACE = "__shared__ uint32_t s[96]; s[i] = 0; __syncthreads(); uint32_t r = 0; BODY if (i < 32) y[i] = r;"
+_RACE = (
+    "__shared__ uint32_t s[96]; s[i] = 0; __syncthreads(); uint32_t r = 0; BODY"
+    " if (i < 32) y[i] = r;"
+)
 _DYNAMIC = "extern __shared__ __align__(16) uint32_t d[]; d[i] = x[i]; __syncthreads(); "
 _BODIES = {
     **{name: body for name, (body, _) in {**_ACCESS, **_SYNC}.items()},

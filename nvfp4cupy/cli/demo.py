@@ -166,36 +166,52 @@ def _dicts(values: list[Any]) -> list[dict[str, Any]]:
 
 def _print(device: str, sizes: list[Size], rows: list[Row]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
-    console.print(f"device: {device}", markup=False, soft_wrap=True)
+    console.print(f"device: {device}\n", markup=False, soft_wrap=True)
+    console.print(_size_table(sizes))
+    errors = ("weight_error", "input_error", "w4a4_error", "w4a16_error")
+    cosines = ("weight_cosine", "input_cosine", "w4a4_cosine")
+    console.print(_row_table("Relative error", rows, errors))
+    console.print(_row_table("Cosine", rows, cosines))
+    console.print(
+        "Weights: one decode scale per tensor; activations: one per row. The products take their\n"
+        "weights so; W4A4 its activations from nvfp4_mmq_quantize_act with row_scale=True.",
+        soft_wrap=True,
+    )
 
-    table = Table("tensor", "shape", title="Size")
+
+_HEADINGS = {"weight": "weights", "input": "activations", "w4a4": "W4A4", "w4a16": "W4A16"}
+
+
+def _size_table(sizes: list[Size]) -> Any:
+    table = _table("Size", "tensor", "shape")
     for name in ("bf16 bytes", "NVFP4 bytes", "bits per value"):
         table.add_column(name, justify="right")
     for size in sizes:
         numbers = (f"{size.bytes_before:,}", f"{size.bytes_after:,}", f"{size.bits_per_value:.2f}")
         table.add_row(size.tensor, str(size.shape), *numbers)
-    console.print(table)
+    return table
 
-    table = Table("layer", "rounding", "search", title="Relative error (and cosine)")
-    for name in ("weights", "activations", "W4A4 product", "W4A16 product"):
-        table.add_column(name, justify="right")
+
+def _row_table(title: str, rows: list[Row], fields: tuple[str, ...]) -> Any:
+    table = _table(title, "layer", "rounding", "search")
+    for field in fields:
+        table.add_column(_HEADINGS[field.partition("_")[0]], justify="right")
     for row in rows:
         table.add_row(
             row.layer,
             row.rounding,
             f"±{row.scale_search}" if row.scale_search else "no",
-            f"{row.weight_error:.4f} ({row.weight_cosine:.4f})",
-            f"{row.input_error:.4f} ({row.input_cosine:.4f})",
-            f"{row.w4a4_error:.4f} ({row.w4a4_cosine:.4f})",
-            f"{row.w4a16_error:.4f}",
+            *(f"{getattr(row, field):.4f}" for field in fields),
             end_section=row.rounding == ROUNDINGS[-1] and row.scale_search > 0,
         )
-    console.print(table)
-    console.print(
-        "Weights: one decode scale per tensor; activations: one per row. The W4A4 product takes "
-        "its activations\nfrom nvfp4_mmq_quantize_act with row_scale=True, whatever the rounding "
-        "of the weights."
-    )
+    return table
+
+
+def _table(title: str, *headings: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    # No vertical lines: the widest table fits a terminal of 80 columns.
+    return Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

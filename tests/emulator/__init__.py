@@ -11,8 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,15 +61,6 @@ class Emulator:
         self._builder = Builder(folder)
         self._timeout_s = timeout_s
 
-    def prebuild(self, configs: Iterable[LaunchConfig], *, fp4_mma: bool = False) -> None:
-        """Compile on all cores what later calls will need."""
-
-        def build(config: LaunchConfig) -> None:
-            self._builder.executable(config, fp4_mma=fp4_mma, text="")
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(build, configs))
-
     def __call__(
         self,
         config: LaunchConfig,
@@ -94,7 +84,8 @@ class Emulator:
             order: 0 runs threads and blocks ascending, 1 descending, others are seeds of a shuffle.
             only: blocks to run instead of all; what they leave unwritten is not reported.
             poison: let the kernel read shared memory that nobody wrote: bytes of this value.
-            **values: an array, a number or None for each open parameter.
+            **values: an array, a number or None for each open parameter; the same array twice is
+                one place in memory.
 
         Raises:
             EmulatorError: a check failed.

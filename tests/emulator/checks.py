@@ -8,9 +8,9 @@ import numpy as np
 from golden import assert_bytes_equal
 
 from emulator import Emulator
-from nvfp4cupy.launch import LaunchConfig
+from nvfp4cupy.launch import LaunchConfig, pointer
 
-__all__ = ["assert_emulates", "awkward_values"]
+__all__ = ["assert_emulates", "awkward_values", "run_words", "word_kernels"]
 
 # (offset, order): the worst addresses and the best, threads and blocks in three orders.
 _WAYS = ((None, 0), (0, 1), (0, 7))
@@ -60,3 +60,41 @@ def awkward_values(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndar
     values[chosen] = rng.choice(special, int(chosen.sum()))
     with np.errstate(all="ignore"):
         return values.astype(dtype)
+
+
+def word_kernels(bodies: dict[str, str]) -> str:
+    """Return a kernel source; ``x`` and ``y`` are words, ``i`` is the thread's number of ``N``."""
+    entry = (
+        'extern "C" __global__ void {}(const uint32_t* x, uint32_t* y)'
+        " {{ const int i = blockIdx.x * 32 + threadIdx.x, N = 32 * gridDim.x; (void)N; {} }}\n"
+    )
+    kernels = "".join(entry.format(name, body) for name, body in bodies.items())
+    return f'#include "ptx.cuh"\n{kernels}'
+
+
+def run_words(
+    emulate: Emulator,
+    text: str,
+    name: str,
+    x: np.ndarray,
+    *,
+    y_words: int = 0,
+    fp4_mma: bool = False,
+) -> np.ndarray:
+    """Return ``y`` of a kernel of ``word_kernels``.
+
+    Args:
+        emulate: the emulator.
+        text: the source.
+        name: the kernel.
+        x: one word for each thread; with ``y_words`` there is one warp.
+        y_words: size of the output, if it is not that of ``x``.
+        fp4_mma: build the path of the FP4 matrix instruction.
+    """
+    x = np.ascontiguousarray(x).view(np.uint32).ravel()
+    y = np.zeros(y_words or x.size, np.uint32)
+    args = (pointer("x", x.nbytes, alignment=16), pointer("y", y.nbytes, "out", alignment=16))
+    grid = (1 if y_words else x.size // 32, 1, 1)
+    config = LaunchConfig("words.cu", name, grid, (32, 1, 1), 0, args)
+    emulate(config, text=text, fp4_mma=fp4_mma, x=x, y=y)
+    return y

@@ -8,7 +8,6 @@
 
 // Not from <cmath>: compiling that header takes longer than compiling a kernel.
 #define fabsf __builtin_fabsf
-#define sqrtf __builtin_sqrtf
 #define memcpy __builtin_memcpy
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
@@ -32,7 +31,6 @@
 #define blockIdx (emu::block_index())
 #define blockDim (emu::block_size())
 #define gridDim (emu::grid_size())
-constexpr int warpSize = 32;
 
 #define EMU_LINE int line = __builtin_LINE()
 
@@ -51,10 +49,6 @@ EMU_VECTORS(ushort, unsigned short)
 EMU_VECTORS(int, int)
 EMU_VECTORS(uint, unsigned)
 EMU_VECTORS(float, float)
-EMU_VECTOR_2(ulonglong, unsigned long long, 16)
-struct dim3 {
-    unsigned x = 1, y = 1, z = 1;
-};
 
 // ---- barriers, votes, shuffles -----------------------------------------------------------------
 

@@ -15,14 +15,16 @@ from nvfp4cupy.launchers.quantize.geometry import (
     InputType,
     check_columns,
     check_sizes,
+    groups_per_thread,
     num_rows,
     output_args,
     quantizer_defines,
+    row_threads,
 )
 from nvfp4cupy.layouts import ScaleLayout
 
-# Groups of a row that a thread holds in registers; the default first, the others as a define.
-_HELD_GROUPS = (2, 4, 8)
+# Loads of 128 bytes that a thread can hold in registers.
+_MAX_HELD_LOADS = 2
 
 
 class AmaxQuantize:
@@ -47,7 +49,9 @@ class AmaxQuantize:
         check_sizes(m=m, n=n)
         check_columns("n", n)
         defines = quantizer_defines(dtype, rounding, scale_search, scale_layout)
-        threads, held = _row_shape(n // GROUP_SIZE)
+        threads, held = _row_shape(
+            n // GROUP_SIZE, groups_per_thread(dtype, scale_search), scale_search
+        )
         block = (threads, THREADS // threads, 1)
         grid = (div_ceil(num_rows(m, scale_layout), block[1]), 1, 1)
         item = ITEM_BYTES[dtype]
@@ -76,11 +80,11 @@ class AmaxQuantize:
         launch(config, x, gsa, out_fp4, out_sf, stream=stream)
 
 
-def _row_shape(groups: int) -> tuple[int, Defines]:
+def _row_shape(groups: int, per_load: int, scale_search: int) -> tuple[int, Defines]:
     """Return the threads of a row, a power of two, and how the kernel is to hold the row."""
-    for held in _HELD_GROUPS:
-        if groups <= held * THREADS:
-            define = (("NVFP4_GROUPS_PER_THREAD", str(held)),) if held != _HELD_GROUPS[0] else ()
-            needed = max(div_ceil(groups, held), 1)
-            return 1 << (needed - 1).bit_length(), define
-    return THREADS, (("NVFP4_LONG_ROWS", "1"),)
+    if scale_search or groups > _MAX_HELD_LOADS * per_load * THREADS:
+        return row_threads(groups, per_load), (("NVFP4_HELD_LOADS", "0"),)
+    if groups > per_load * THREADS:
+        return THREADS, (("NVFP4_HELD_LOADS", "2"),)
+    needed = max(div_ceil(groups, per_load), min(groups, 4), 1)
+    return 1 << (needed - 1).bit_length(), ()

@@ -14,7 +14,7 @@ Defines: TypeAlias = tuple[tuple[str, str], ...]
 # Bytes of an element; the place in this table is what NVFP4_INPUT and NVFP4_OUTPUT say.
 ITEM_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 THREADS = 256
-WARP = 32
+LOAD_BYTES = 128  # that a thread of the quantizers has in flight
 
 
 def check_sizes(**sizes: int) -> None:
@@ -78,21 +78,22 @@ def num_rows(m: int, scale_layout: ScaleLayout) -> int:
     return round_up(m, SWIZZLE_ROWS) if scale_layout == "128x4" else m
 
 
+def groups_per_thread(dtype: str, scale_search: int) -> int:
+    """Return how many groups of 16 a thread of the quantizers loads at once: 128 bytes, or one."""
+    return 1 if scale_search else LOAD_BYTES // (GROUP_SIZE * ITEM_BYTES[dtype])
+
+
 def row_threads(items: int, items_per_thread: int) -> int:
     """Choose how many of a block's 256 threads work on one row: a power of two.
 
-    At least a warp where the row has work for one, so that its accesses lie together; then what
-    leaves the fewest threads without an item, then as many as possible.
+    At least 4 where the row has that many items, so that neighbours' accesses lie together; then
+    what leaves the fewest threads without an item, then as many as possible.
 
     Args:
         items: what a row consists of.
         items_per_thread: how many of them a thread takes at a time.
     """
-    needed = div_ceil(max(items, 1), items_per_thread)
-    threads = 1
-    while threads < min(needed, WARP):
-        threads *= 2
-    candidates = [threads << i for i in range(9) if threads << i <= THREADS]
+    candidates = [1 << i for i in range(9) if 1 << i >= min(items, 4)]
     return min(candidates, key=lambda t: (round_up(items, t * items_per_thread), -t))
 
 

@@ -14,14 +14,13 @@ from nvfp4cupy.launchers.quantize.geometry import (
     check_columns,
     check_sizes,
     grid_of,
+    groups_per_thread,
     num_rows,
     output_args,
     quantizer_defines,
     row_threads,
 )
 from nvfp4cupy.layouts import ScaleLayout
-
-GROUPS_PER_THREAD = 2  # NVFP4_GROUPS_PER_THREAD's default: 64 bytes of bfloat16 in flight
 
 
 class QuantizeFromBuffer:
@@ -43,9 +42,9 @@ class QuantizeFromBuffer:
         Raises:
             ValueError: n is not a multiple of 16, or a size or an option does not fit.
         """
-        args = (pointer("gsa", 4 * m, alignment=4),)
-        defines = quantizer_defines(dtype, rounding, scale_search, scale_layout)
-        return _plan("quantize_nvfp4_from_buffer_kernel", m, n, args, dtype, scale_layout, defines)
+        gsa = pointer("gsa", 4 * m, alignment=4)
+        entry = "quantize_nvfp4_from_buffer_kernel"
+        return _plan(entry, m, n, gsa, dtype, rounding, scale_search, scale_layout)
 
     def __call__(
         self, x: Any, gsa: Any, out_fp4: Any, out_sf: Any, *, stream: Any = None, **options: Any
@@ -74,8 +73,8 @@ class Quantize:
         Raises:
             ValueError: n is not a multiple of 16, or a size or an option does not fit.
         """
-        defines = quantizer_defines(dtype, rounding, scale_search, scale_layout)
-        return _plan("quantize_nvfp4_kernel", m, n, (f32("gsa"),), dtype, scale_layout, defines)
+        entry = "quantize_nvfp4_kernel"
+        return _plan(entry, m, n, f32("gsa"), dtype, rounding, scale_search, scale_layout)
 
     def __call__(
         self,
@@ -124,7 +123,8 @@ class DeinterleaveQuantizeFromBuffer:
         if n < 2 * intermediate:
             raise ValueError(f"n must be at least 2 * intermediate = {2 * intermediate}, got n={n}")
         defines = quantizer_defines(dtype, rounding, scale_search, scale_layout)
-        grid, block = _geometry(m, intermediate, scale_layout)
+        per_thread = groups_per_thread(dtype, scale_search)
+        grid, block = _geometry(m, intermediate, scale_layout, per_thread)
         item = ITEM_BYTES[dtype]
         args = (
             pointer("fused", m * n * item, alignment=item),
@@ -152,28 +152,31 @@ def _plan(
     entry: str,
     m: int,
     n: int,
-    gsa: tuple[Arg, ...],
+    gsa: Arg,
     dtype: InputType,
+    rounding: Rounding,
+    scale_search: int,
     scale_layout: ScaleLayout,
-    defines: tuple[tuple[str, str], ...],
 ) -> LaunchConfig:
     check_sizes(m=m, n=n)
     check_columns("n", n)
-    grid, block = _geometry(m, n, scale_layout)
+    defines = quantizer_defines(dtype, rounding, scale_search, scale_layout)
+    per_thread = groups_per_thread(dtype, scale_search)
+    grid, block = _geometry(m, n, scale_layout, per_thread)
     item = ITEM_BYTES[dtype]
     args = (
         pointer("x", m * n * item, alignment=item),
         i32("M", m),
         i32("N", n),
-        *gsa,
+        gsa,
         *output_args(m, n, scale_layout),
     )
     return LaunchConfig("quantize_nvfp4.cu", entry, grid, block, 0, args, defines)
 
 
 def _geometry(
-    m: int, columns: int, scale_layout: ScaleLayout
+    m: int, columns: int, scale_layout: ScaleLayout, per_thread: int
 ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     groups = columns // GROUP_SIZE
-    threads = row_threads(groups, GROUPS_PER_THREAD)
-    return grid_of(num_rows(m, scale_layout), groups, GROUPS_PER_THREAD, threads)
+    threads = row_threads(groups, per_thread)
+    return grid_of(num_rows(m, scale_layout), groups, per_thread, threads)

@@ -1,0 +1,72 @@
+"""Products of real weights and activations are as exact as their output type allows."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nvfp4cupy as nv
+from nvfp4cupy import reference
+from nvfp4cupy.formats import to_float32
+
+LAYERS = ("up_proj", "down_proj")
+# Rounding to bfloat16 moves an element by at most 2^-9 of it, the float32 sum of at most 1536
+# products by at most 1536 * 2^-23 of the sum of magnitudes: together under 2^-8 of the norm, since
+# that sum is at most a few times the norm here.
+BFLOAT16_LEVEL = 2.0**-8
+
+
+def on(device: str, array: np.ndarray) -> Any:
+    if device == "cpu":
+        return array
+    import cupy
+
+    return cupy.asarray(array)
+
+
+def relative_error(got: Any, right: np.ndarray) -> float:
+    y = np.asarray(got.get() if hasattr(got, "get") else got).astype(np.float64)
+    return float(np.linalg.norm(y - right) / np.linalg.norm(right))
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request: pytest.FixtureRequest) -> tuple[np.ndarray, np.ndarray]:
+    path = files("nvfp4cupy") / "data" / "minilm_ffn_layer0.safetensors"
+    with nv.Checkpoint.open(str(path)) as checkpoint:
+        names = (f"{request.param}.weight", f"{request.param}.input")
+        weight, x = (np.array(checkpoint.tensor(name)) for name in names)
+    return weight, x
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_w4a4(layer: tuple[np.ndarray, np.ndarray], device: str) -> None:
+    weight, x = layer
+    scale = float(np.abs(to_float32(weight)).max() / 2688)
+    packed, scales = nv.quantize_nvfp4(on(device, weight), scale, rounding="nearest_even")
+    blocks = nv.nvfp4_mmq_repack(packed, scales)
+    a, row_scale = nv.nvfp4_mmq_quantize_act(on(device, x), row_scale=True)
+    out = nv.nvfp4_mmq_gemm(a, blocks, out_scale=scale, row_scale=row_scale)
+
+    a, blocks, row_scale = (v.get() if device == "gpu" else v for v in (a, blocks, row_scale))
+    exact = reference.gemm_float64(a, blocks, out_scale=scale, row_scale=row_scale)
+    assert relative_error(out, exact) < BFLOAT16_LEVEL
+    original = to_float32(x).astype(np.float64) @ to_float32(weight).astype(np.float64).T
+    assert relative_error(out, original) < 0.1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_w4a16(layer: tuple[np.ndarray, np.ndarray], device: str) -> None:
+    weight, x = layer
+    scale = float(np.abs(to_float32(weight)).max() / 2688)
+    packed, scales = nv.quantize_nvfp4(on(device, weight), scale, rounding="nearest_even")
+    blocks = nv.nvfp4_mmq_repack(packed, scales)
+    out = nv.nvfp4_w4a16_gemm(on(device, x), blocks, out_scale=scale)
+
+    host_blocks = blocks.get() if device == "gpu" else blocks
+    exact = reference.gemm_float64(x, host_blocks, out_scale=scale)
+    assert relative_error(out, exact) < BFLOAT16_LEVEL
+    original = to_float32(x).astype(np.float64) @ to_float32(weight).astype(np.float64).T
+    assert relative_error(out, original) < 0.07
