@@ -18,6 +18,16 @@
 
 namespace mmq {
 
+// The same number, which the compiler cannot recompute: what it takes for cheap to derive from the
+// thread's index, it derives again in every step, although registers are left.
+__device__ __forceinline__ uint32_t keep_in_register(uint32_t value) {
+#if NVFP4_HAS_FP4_MMA
+    return __shfl_sync(0xFFFFFFFF, value, threadIdx.x);
+#else
+    return value;
+#endif
+}
+
 template <int kTokens>
 struct Tile {
     static constexpr int kGroups = NVFP4_DETERMINISTIC_KBLOCKS ? 1 : 2;
@@ -42,8 +52,9 @@ struct WarpPlace {
 };
 
 // Copies a step's block_nvfp4 of 128 weight rows, kThreads threads together. Without kCheckRows all
-// rows exist; with it those from num_rows on become zeros, as do steps from num_steps on.
-// kKeepPointers holds one pointer a copy in registers, where their number is not the limit.
+// rows exist. With it those from num_rows on, whose outputs are never stored, become zeros, or the
+// last row if kKeepPointers holds one pointer a copy in registers, where their number is not the
+// limit. Steps from num_steps on become zeros.
 template <int kThreads, bool kCheckRows, bool kKeepPointers>
 class WeightCopy {
     static constexpr int kPassRows = kThreads / 8;
@@ -60,22 +71,23 @@ class WeightCopy {
           row_bytes_(w_stride * layouts::kWeightBlockBytes),
           num_rows_(num_rows),
           num_steps_(num_steps),
-          to_codes_(codes + code_word_offset(thread / 8, thread % 8)),
-          to_scales_(scales + thread * kBlockScaleBytes) {
-        const uint8_t* from = w + static_cast<uint64_t>(step) * layouts::kWeightBlockBytes;
-        scales_ = from + static_cast<uint64_t>(thread) * row_bytes_;
-        from += static_cast<uint64_t>(thread / 8) * row_bytes_ + kBlockScaleBytes + thread % 8 * 4;
+          to_codes_(codes + keep_in_register(code_word_offset(thread / 8, thread % 8))),
+          to_scales_(scales + keep_in_register(thread * kBlockScaleBytes)) {
+        w += static_cast<uint64_t>(step) * layouts::kWeightBlockBytes;
+        scales_ = w + row_offset(thread);
 #pragma unroll
-        for (int i = 0; i < kPointers; ++i) codes_[i] = from + pass_offset(i);
+        for (int i = 0; i < kPointers; ++i) {
+            codes_[i] = w + row_offset(thread / 8 + kPassRows * i) + kBlockScaleBytes + thread % 8 * 4;
+        }
     }
 
     // Copy number i, in [0, kParts), of step `step` into the stage at byte `stage`.
     __device__ __forceinline__ void part(int i, uint32_t stage, uint32_t step) const {
         if (i < kPasses) {
             bool exists = step < num_steps_ & has_row(thread_ / 8 + kPassRows * i);
-            ptx::cp_async<4>(to_codes_ + stage + i * kPassRows * kCodeRowBytes,
-                             kKeepPointers ? codes_[i % kPointers] : codes_[0] + pass_offset(i),
-                             exists ? 4 : 0);
+            const uint8_t* from = codes_[i % kPointers];
+            if (!kKeepPointers) from += static_cast<uint64_t>(row_bytes_) * (kPassRows * i);
+            ptx::cp_async<4>(to_codes_ + stage + i * kPassRows * kCodeRowBytes, from, exists ? 4 : 0);
         } else if (kThreads == kRows || thread_ < kRows) {
             ptx::cp_async<4>(to_scales_ + stage, scales_,
                              step < num_steps_ & has_row(thread_) ? 4 : 0);
@@ -91,11 +103,12 @@ class WeightCopy {
    private:
     static constexpr int kPointers = kKeepPointers ? kPasses : 1;
 
-    __device__ __forceinline__ uint64_t pass_offset(int i) const {
-        return static_cast<uint64_t>(row_bytes_) * (kPassRows * i);
+    __device__ __forceinline__ uint64_t row_offset(uint32_t row) const {
+        if (kCheckRows && kKeepPointers) row = min(row, num_rows_ - 1);
+        return static_cast<uint64_t>(row_bytes_) * row;
     }
     __device__ __forceinline__ bool has_row(uint32_t row) const {
-        return !kCheckRows || row < num_rows_;
+        return !kCheckRows || kKeepPointers || row < num_rows_;
     }
 
     uint32_t thread_;
@@ -121,8 +134,8 @@ class ActCopy {
                                        uint32_t a_stride, uint32_t num_tokens, uint32_t num_steps,
                                        uint32_t thread, uint32_t step)
         : thread_(thread),
-          to_codes_(codes + code_offset(thread / 2, thread % 2)),
-          to_scales_(scales + thread * kBlockScaleBytes),
+          to_codes_(codes + keep_in_register(code_offset(thread / 2, thread % 2))),
+          to_scales_(scales + keep_in_register(thread * kBlockScaleBytes)),
           codes_(a + (thread / 2 * layouts::kActBlockBytes + kActScaleBytes + step * kCodeRowBytes +
                       thread % 2 * 16)),
           scales_(a + (thread * layouts::kActBlockBytes + step * kBlockScaleBytes)),

@@ -102,13 +102,17 @@ class WarpView {
     __device__ __forceinline__ WarpView(const uint8_t* ring, const WarpPlace<kTokens>& warp,
                                         uint32_t lane)
         : a_codes_(ring + S::kWeightCodes +
-                   code_offset(warp.first_row + a_load_row(lane), a_load_half(lane))),
+                   keep_in_register(
+                       code_offset(warp.first_row + a_load_row(lane), a_load_half(lane)))),
           b_codes_(ring + S::kActCodes +
-                   code_offset(warp.first_token + b_load_token(lane), b_load_half(lane))),
+                   keep_in_register(
+                       code_offset(warp.first_token + b_load_token(lane), b_load_half(lane)))),
           a_scales_(ring + S::kWeightScales +
-                    (warp.first_row + a_scale_of<T::kTilesA>(lane, 0)) * kBlockScaleBytes),
+                    keep_in_register((warp.first_row + a_scale_of<T::kTilesA>(lane, 0)) *
+                                     kBlockScaleBytes)),
           b_scales_(ring + S::kActScales +
-                    (warp.first_token + b_scale_of<T::kTilesB>(lane, 0)) * kBlockScaleBytes) {}
+                    keep_in_register((warp.first_token + b_scale_of<T::kTilesB>(lane, 0)) *
+                                     kBlockScaleBytes)) {}
 
     // Tile i of A.
     __device__ __forceinline__ void load_a(X& x, int i, uint32_t stage) const {
@@ -191,7 +195,9 @@ struct StageRefill {
         if (p % 2 == 1) view.load_b_scales(x, p / 2, next);
     }
     __device__ __forceinline__ void slot(int s) const {
-        if (s < Copy::kParts) copy.part(s, fill, step);
+        // Two at a time: before the first copy behind other loads ptxas puts three idle ones.
+        if (2 * s < Copy::kParts) copy.part(2 * s, fill, step);
+        if (2 * s + 1 < Copy::kParts) copy.part(2 * s + 1, fill, step);
     }
 };
 
@@ -244,7 +250,8 @@ __device__ __forceinline__ void gemm(const Problem& p, const Output& out) {
     extern __shared__ __align__(16) uint8_t shared[];
     uint32_t lane = threadIdx.x, thread = threadIdx.y * 32 + lane;
     WarpPlace<kTokens> warp(threadIdx.y);
-    uint8_t* ring = shared + warp.group * (kStages * Stage<kTokens>::kBytes);
+    uint8_t* ring =
+        shared + keep_in_register(warp.group * (kStages * Stage<kTokens>::kBytes));
     WarpView<kTokens> view(ring, warp, lane);
     StageCopy<kTokens, kCheckRows> copy(ring, p, thread % T::kGroupThreads, warp.group);
     float acc[T::kTilesA][T::kTilesB][4] = {};

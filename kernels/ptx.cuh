@@ -151,6 +151,35 @@ __device__ __forceinline__ uint32_t mul_bf16x2_by_half(uint32_t values, uint32_t
     return d;
 }
 
+// Both float16 values of `values`, each times float16 half kHalf of `factors`, plus those of `addends`.
+template <int kHalf>
+__device__ __forceinline__ uint32_t fma_f16x2_by_half(uint32_t values, uint32_t factors,
+                                                      uint32_t addends) {
+    static_assert(kHalf == 0 || kHalf == 1, "");
+    uint32_t d;
+    if constexpr (kHalf == 0) {
+        asm("{\n\t.reg .b16 low, high;\n\t.reg .b32 pair;\n\tmov.b32 {low, high}, %2;\n\t"
+            "mov.b32 pair, {low, low};\n\tfma.rn.f16x2 %0, %1, pair, %3;\n\t}"
+            : "=r"(d)
+            : "r"(values), "r"(factors), "r"(addends));
+    } else {
+        asm("{\n\t.reg .b16 low, high;\n\t.reg .b32 pair;\n\tmov.b32 {low, high}, %2;\n\t"
+            "mov.b32 pair, {high, high};\n\tfma.rn.f16x2 %0, %1, pair, %3;\n\t}"
+            : "=r"(d)
+            : "r"(values), "r"(factors), "r"(addends));
+    }
+    return d;
+}
+
+// min(|a|, b) of each pair of float16 values; b where a is NaN.
+__device__ __forceinline__ uint32_t min_magnitude_f16x2(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("{\n\t.reg .b32 pair;\n\tabs.f16x2 pair, %1;\n\tmin.f16x2 %0, pair, %2;\n\t}"
+        : "=r"(d)
+        : "r"(a), "r"(b));
+    return d;
+}
+
 // (mask & a) | (~mask & b)
 __device__ __forceinline__ uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
     uint32_t d;
@@ -187,6 +216,27 @@ __device__ __forceinline__ uint16_t float_to_f16(float value) {
     uint16_t d;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(value));
     return d;
+}
+
+// low | high << 16; rounds to nearest even, above 65504 to infinity.
+__device__ __forceinline__ uint32_t floats_to_f16x2(float low, float high) {
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// low | high << 16; rounds toward zero, above 65504 to 65504.
+__device__ __forceinline__ uint32_t floats_to_f16x2_toward_zero(float low, float high) {
+    uint32_t d;
+    asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+__device__ __forceinline__ void f16x2_to_floats(uint32_t pair, float& low, float& high) {
+    asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\t"
+        "cvt.f32.f16 %0, l;\n\tcvt.f32.f16 %1, h;\n\t}"
+        : "=f"(low), "=f"(high)
+        : "r"(pair));
 }
 
 // Rounds to nearest even; NaN becomes 0x7FFF.
@@ -255,6 +305,18 @@ __device__ __forceinline__ uint32_t join_halves(uint16_t low, uint16_t high) {
     asm("mov.b32 %0, {%1, %2};" : "=r"(d) : "h"(low), "h"(high));
     return d;
 }
+
+#if __CUDA_ARCH__ >= 900
+// min(a + b, c) of each pair of unsigned 16-bit integers.
+__device__ __forceinline__ uint32_t add_min_u16x2(uint32_t a, uint32_t b, uint32_t c) {
+    return __viaddmin_u16x2(a, b, c);
+}
+
+// max(a + b, c) of each pair of signed 16-bit integers.
+__device__ __forceinline__ uint32_t add_max_s16x2(uint32_t a, uint32_t b, uint32_t c) {
+    return __viaddmax_s16x2(a, b, c);
+}
+#endif
 
 #if __CUDA_ARCH__ >= 890
 // Rounds to E4M3, nearest, ties to even, at most 448: low byte from a, the next from b; NaN is 0x7F.

@@ -122,14 +122,24 @@ def matrices(
     return draw(values(shape, draw(st.sampled_from(dtypes))))
 
 
-def decode_scales(count: int) -> st.SearchStrategy[np.ndarray]:
+@cache
+def _scale_table() -> np.ndarray:
+    """Return 256 decode scales: powers of two and what lies between, and all that is unusual."""
+    awkward = [0.0, -0.0, -1.0, np.nan, np.inf, 1e-40, 2.0**-126, 3e38, 1 / 3]
+    exponents = np.resize(np.arange(-64, 65), 256 - len(awkward))
+    mantissas = np.random.default_rng(0).integers(0, 2**23, exponents.size)
+    mantissas[::4], mantissas[1::8] = 0, 2**23 - 1
+    usual = (1 + mantissas * 2.0**-23) * 2.0**exponents
+    return np.concatenate([usual, awkward]).astype(np.float32)
+
+
+def decode_scales(count: int, *, usable: bool = False) -> st.SearchStrategy[np.ndarray]:
     """Draw float32 scales of which most are usable, and none is forbidden."""
-    awkward = st.sampled_from(
-        [0.0, -1.0, np.nan, np.inf, 1e-40, 2.0**-126, 3e38, 2.0**-61, 2.0**60]
-    )
-    usual = st.floats(2.0**-20, 2.0**20, width=32)
-    return st.lists(st.one_of(usual, factors(), awkward), min_size=count, max_size=count).map(
-        lambda scales: np.array(scales, np.float32)
+    table = _scale_table()
+    if usable:
+        table = table[np.isfinite(table) & (table >= FLOAT32_MIN_NORMAL)]
+    return st.binary(min_size=count, max_size=count).map(
+        lambda drawn: table[np.frombuffer(drawn, np.uint8) % len(table)]
     )
 
 
@@ -143,14 +153,17 @@ def limits() -> st.SearchStrategy[float | None]:
     return st.one_of(st.sampled_from([10.0, None, 7.0]), st.floats(2.0**-100, 2.0**100, width=32))
 
 
-@st.composite
-def quantizer_options(draw: st.DrawFn) -> dict[str, Any]:
+_OPTIONS: list[dict[str, Any]] = [
+    {"rounding": rounding, "scale_search": search, "scale_layout": layout}
+    for rounding in ROUNDINGS
+    for search in (0, 2)
+    for layout in ("linear", "128x4")
+]
+
+
+def quantizer_options() -> st.SearchStrategy[dict[str, Any]]:
     """Draw the options that all quantizers to linear codes share."""
-    return {
-        "rounding": draw(st.sampled_from(ROUNDINGS)),
-        "scale_search": draw(st.sampled_from([0, 2])),
-        "scale_layout": draw(st.sampled_from(["linear", "128x4"])),
-    }
+    return st.sampled_from(_OPTIONS).map(dict)
 
 
 @st.composite

@@ -168,7 +168,7 @@ def test_scales_and_codes_are_the_nearest(
     within 0..6, that is 1, and 1.25 by half_step (4 is taken up to 5.25); above 6 it is 6. v, v /
     scale and amax / 6 are float32: each is off by 2^-24 of itself.
     """
-    gsa = np.array(data.draw(st.lists(factors(), min_size=len(x), max_size=len(x))), np.float32)
+    gsa = data.draw(decode_scales(len(x), usable=True))
     v = divided(x, gsa)
     options |= {"scale_search": 0, "scale_layout": "linear"}
     levels, s = decoded(*nv.quantize_nvfp4_from_buffer(x, gsa, **options))
@@ -197,7 +197,7 @@ def test_no_scale_of_the_search_is_better(
     may be taken that is farther by twice that. The sum of 16 squares, each of a difference that is
     rounded once, loses at most 2^-19 of itself, on either side.
     """
-    gsa = np.array(data.draw(st.lists(factors(), min_size=len(x), max_size=len(x))), np.float32)
+    gsa = data.draw(decode_scales(len(x), usable=True))
     v = divided(x, gsa)
     options: dict[str, Any] = {"rounding": rounding, "scale_search": 2}
     levels, s = decoded(*nv.quantize_nvfp4_from_buffer(x, gsa, **options))
