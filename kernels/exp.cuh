@@ -1,4 +1,5 @@
-// e^x in float32: the operations of nvfp4cupy/reference/exp.py, so that CPU and GPU agree bit for bit.
+// e^x in float32: the operations of nvfp4cupy/reference/exp.py, so that CPU and GPU agree bit for
+// bit.
 //
 //     t = x * log2(e) rounded to an integer;  r = x - t * ln 2, ln 2 in two parts
 //     e^x = 2^t * (1 + r + r^2 * P(r)),  P of degree 4

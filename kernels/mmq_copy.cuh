@@ -52,9 +52,9 @@ struct WarpPlace {
 };
 
 // Copies a step's block_nvfp4 of 128 weight rows, kThreads threads together. Without kCheckRows all
-// rows exist. With it those from num_rows on, whose outputs are never stored, become zeros, or the
-// last row if kKeepPointers holds one pointer a copy in registers, where their number is not the
-// limit. Steps from num_steps on become zeros.
+// rows exist; with it those from num_rows on become zeros. With kKeepPointers each copy has a pointer
+// of its own in registers, where their number is not the limit; then the last row takes the place of
+// those that do not exist, whose outputs are never stored.
 template <int kThreads, bool kCheckRows, bool kKeepPointers>
 class WeightCopy {
     static constexpr int kPassRows = kThreads / 8;
@@ -65,12 +65,11 @@ class WeightCopy {
 
     // `codes` and `scales` are the places in the first stage.
     __device__ __forceinline__ WeightCopy(uint8_t* codes, uint8_t* scales, const uint8_t* w,
-                                          uint32_t w_stride, uint32_t num_rows, uint32_t num_steps,
-                                          uint32_t thread, uint32_t step)
+                                          uint32_t w_stride, uint32_t num_rows, uint32_t thread,
+                                          uint32_t step)
         : thread_(thread),
           row_bytes_(w_stride * layouts::kWeightBlockBytes),
           num_rows_(num_rows),
-          num_steps_(num_steps),
           to_codes_(codes + keep_in_register(code_word_offset(thread / 8, thread % 8))),
           to_scales_(scales + keep_in_register(thread * kBlockScaleBytes)) {
         w += static_cast<uint64_t>(step) * layouts::kWeightBlockBytes;
@@ -81,16 +80,15 @@ class WeightCopy {
         }
     }
 
-    // Copy number i, in [0, kParts), of step `step` into the stage at byte `stage`.
-    __device__ __forceinline__ void part(int i, uint32_t stage, uint32_t step) const {
+    // Copy number i, in [0, kParts), into the stage at byte `stage`; zeros unless the step exists.
+    __device__ __forceinline__ void part(int i, uint32_t stage, bool exists) const {
         if (i < kPasses) {
-            bool exists = step < num_steps_ & has_row(thread_ / 8 + kPassRows * i);
             const uint8_t* from = codes_[i % kPointers];
             if (!kKeepPointers) from += static_cast<uint64_t>(row_bytes_) * (kPassRows * i);
-            ptx::cp_async<4>(to_codes_ + stage + i * kPassRows * kCodeRowBytes, from, exists ? 4 : 0);
+            ptx::cp_async<4>(to_codes_ + stage + i * kPassRows * kCodeRowBytes, from,
+                             exists & has_row(thread_ / 8 + kPassRows * i) ? 4 : 0);
         } else if (kThreads == kRows || thread_ < kRows) {
-            ptx::cp_async<4>(to_scales_ + stage, scales_,
-                             step < num_steps_ & has_row(thread_) ? 4 : 0);
+            ptx::cp_async<4>(to_scales_ + stage, scales_, exists & has_row(thread_) ? 4 : 0);
         }
     }
 
@@ -113,14 +111,14 @@ class WeightCopy {
 
     uint32_t thread_;
     uint32_t row_bytes_;  // fits, since w_stride = k / 64 < 2^26
-    uint32_t num_rows_, num_steps_;
+    uint32_t num_rows_;
     uint8_t *to_codes_, *to_scales_;
     const uint8_t *codes_[kPointers], *scales_;
 };
 
 // Copies a step's quarter of the block_fp4_mmq of kTokens tokens, kThreads threads together. Tokens
-// from num_tokens on and steps from num_steps on become zeros.
-template <int kTokens, int kThreads>
+// from num_tokens on become zeros, or the last token with kKeepPointers, as above.
+template <int kTokens, int kThreads, bool kKeepPointers>
 class ActCopy {
     static constexpr int kPassTokens = kThreads / 2;
     static constexpr int kPasses = (kTokens + kPassTokens - 1) / kPassTokens;
@@ -129,50 +127,65 @@ class ActCopy {
    public:
     static constexpr int kParts = kPasses + 1;
 
-    // `codes` and `scales` are the places in the first stage.
+    // `codes` and `scales` are the places in the first stage; step < kBlockSteps.
     __device__ __forceinline__ ActCopy(uint8_t* codes, uint8_t* scales, const uint8_t* a,
-                                       uint32_t a_stride, uint32_t num_tokens, uint32_t num_steps,
-                                       uint32_t thread, uint32_t step)
+                                       uint32_t a_stride, uint32_t num_tokens, uint32_t thread,
+                                       uint32_t step)
         : thread_(thread),
+          num_tokens_(num_tokens),
           to_codes_(codes + keep_in_register(code_offset(thread / 2, thread % 2))),
           to_scales_(scales + keep_in_register(thread * kBlockScaleBytes)),
-          codes_(a + (thread / 2 * layouts::kActBlockBytes + kActScaleBytes + step * kCodeRowBytes +
-                      thread % 2 * 16)),
-          scales_(a + (thread * layouts::kActBlockBytes + step * kBlockScaleBytes)),
           block_bytes_(static_cast<uint64_t>(a_stride) * layouts::kActBlockBytes) {
 #pragma unroll
-        for (int i = 0; i < kPasses; ++i) {
-            stop_[i] = thread / 2 + kPassTokens * i < num_tokens ? num_steps : 0;
+        for (int i = 0; i < kPointers; ++i) {
+            codes_[i] = a + (row_offset(thread / 2 + kPassTokens * i) + kActScaleBytes +
+                             step * kCodeRowBytes + thread % 2 * 16);
         }
-        stop_[kPasses] = thread < num_tokens ? num_steps : 0;
+        scales_ = a + (row_offset(thread) + step * kBlockScaleBytes);
     }
 
-    // Copy number i, in [0, kParts), of step `step` into the stage at byte `stage`.
-    __device__ __forceinline__ void part(int i, uint32_t stage, uint32_t step) const {
+    // Copy number i, in [0, kParts), into the stage at byte `stage`; zeros unless the step exists.
+    __device__ __forceinline__ void part(int i, uint32_t stage, bool exists) const {
         if (i < kPasses) {
             if (kTokens < kPassTokens && thread_ >= 2 * kTokens) return;
-            ptx::cp_async<16>(to_codes_ + stage + i * kPassTokens * kCodeRowBytes,
-                              codes_ + i * kPassTokens * layouts::kActBlockBytes,
-                              step < stop_[i] ? 16 : 0);
+            const uint8_t* from = codes_[i % kPointers];
+            if (!kKeepPointers) from += i * kPassTokens * layouts::kActBlockBytes;
+            ptx::cp_async<16>(to_codes_ + stage + i * kPassTokens * kCodeRowBytes, from,
+                              exists & has_token(thread_ / 2 + kPassTokens * i) ? 16 : 0);
         } else if (kTokens >= kThreads || thread_ < kTokens) {
-            ptx::cp_async<4>(to_scales_ + stage, scales_, step < stop_[kPasses] ? 4 : 0);
+            ptx::cp_async<4>(to_scales_ + stage, scales_, exists & has_token(thread_) ? 4 : 0);
         }
     }
 
-    // From `step` on by num_steps, 1 or 2, so that no whole block_fp4_mmq is passed over.
-    __device__ __forceinline__ void advance(int num_steps, uint32_t step) {
-        bool leaves = step % kBlockSteps + num_steps >= kBlockSteps;
-        codes_ += leaves ? block_bytes_ - (kBlockSteps - num_steps) * kCodeRowBytes
-                         : num_steps * kCodeRowBytes;
-        scales_ += leaves ? block_bytes_ - (kBlockSteps - num_steps) * kBlockScaleBytes
-                          : num_steps * kBlockScaleBytes;
+    // On by num_steps, 1 or 2; `leaves` says that this leads to another block_fp4_mmq.
+    __device__ __forceinline__ void advance(int num_steps, bool leaves) {
+        uint64_t codes = num_steps * kCodeRowBytes, scales = num_steps * kBlockScaleBytes;
+        if (leaves) {
+            codes += block_bytes_ - kBlockSteps * kCodeRowBytes;
+            scales += block_bytes_ - kBlockSteps * kBlockScaleBytes;
+        }
+#pragma unroll
+        for (int i = 0; i < kPointers; ++i) codes_[i] += codes;
+        scales_ += scales;
+    }
+    static __device__ __forceinline__ bool leaves(int num_steps, uint32_t step) {
+        return step % kBlockSteps + num_steps >= kBlockSteps;
     }
 
    private:
-    uint32_t thread_;
-    uint32_t stop_[kParts];  // the copies' ends: num_steps, or 0 for a token that does not exist
+    static constexpr int kPointers = kKeepPointers ? kPasses : 1;
+
+    __device__ __forceinline__ uint32_t row_offset(uint32_t token) const {
+        if (kKeepPointers) token = min(token, num_tokens_ - 1);
+        return token * layouts::kActBlockBytes;
+    }
+    __device__ __forceinline__ bool has_token(uint32_t token) const {
+        return kKeepPointers || token < num_tokens_;
+    }
+
+    uint32_t thread_, num_tokens_;
     uint8_t *to_codes_, *to_scales_;
-    const uint8_t *codes_, *scales_;
+    const uint8_t *codes_[kPointers], *scales_;
     uint64_t block_bytes_;
 };
 

@@ -46,7 +46,7 @@ class StageCopy {
     using S = Stage<kTokens>;
     using T = Tile<kTokens>;
     using Weights = WeightCopy<T::kGroupThreads, kCheckRows, kRunAhead<kTokens>>;
-    using Activations = ActCopy<kTokens, T::kGroupThreads>;
+    using Activations = ActCopy<kTokens, T::kGroupThreads, kRunAhead<kTokens>>;
 
    public:
     static constexpr int kParts = Weights::kParts + Activations::kParts;
@@ -55,24 +55,29 @@ class StageCopy {
                                          uint32_t group)
         : StageCopy(ring, p, thread, group, blockIdx.x * kRows, blockIdx.y * kTokens) {}
 
-    // Copy number i, in [0, kParts), of step `step`, where the pointers are.
-    __device__ __forceinline__ void part(int i, uint32_t stage, uint32_t step) const {
+    // Copy number i, in [0, kParts), of the step that the pointers are at.
+    __device__ __forceinline__ void part(int i, uint32_t stage, bool exists) const {
         if (i < Weights::kParts) {
-            weights_.part(i, stage, step);
+            weights_.part(i, stage, exists);
         } else {
-            activations_.part(i - Weights::kParts, stage, step);
+            activations_.part(i - Weights::kParts, stage, exists);
         }
     }
 
-    __device__ __forceinline__ void advance(uint32_t step) {
+    // Moves on from that step; `leaves` says that it is the group's last in its block_fp4_mmq.
+    __device__ __forceinline__ void advance(bool leaves) {
         weights_.advance(T::kGroups);
-        activations_.advance(T::kGroups, step);
+        activations_.advance(T::kGroups, leaves);
+    }
+    static __device__ __forceinline__ bool leaves(uint32_t step) {
+        return Activations::leaves(T::kGroups, step);
     }
 
     __device__ __forceinline__ void operator()(uint32_t stage, uint32_t step) {
+        bool exists = step < num_steps_;
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) part(i, stage, step);
-        advance(step);
+        for (int i = 0; i < kParts; ++i) part(i, stage, exists);
+        advance(leaves(step));
     }
 
    private:
@@ -80,14 +85,15 @@ class StageCopy {
                                          uint32_t group, uint32_t first_row, uint32_t first_token)
         : weights_(ring + S::kWeightCodes, ring + S::kWeightScales,
                    p.w + static_cast<uint64_t>(first_row) * p.w_stride * layouts::kWeightBlockBytes,
-                   p.w_stride, p.n - first_row, p.k / layouts::kWeightBlockValues, thread, group),
+                   p.w_stride, p.n - first_row, thread, group),
           activations_(ring + S::kActCodes, ring + S::kActScales,
                        p.a + static_cast<uint64_t>(first_token) * layouts::kActBlockBytes,
-                       p.a_stride, p.m - first_token, p.k / layouts::kWeightBlockValues, thread,
-                       group) {}
+                       p.a_stride, p.m - first_token, thread, group),
+          num_steps_(p.k / layouts::kWeightBlockValues) {}
 
     Weights weights_;
     Activations activations_;
+    uint32_t num_steps_;
 };
 
 // Where a warp's operands lie in a stage.
@@ -184,7 +190,7 @@ struct StageRefill {
     const Copy& copy;
     typename View::X& x;
     uint32_t next, fill;  // bytes of the stages in the ring
-    uint32_t step;        // the one to copy
+    bool exists;          // the step to copy
 
     __device__ __forceinline__ void a(int i) const {
         view.load_a(x, i, next);
@@ -196,49 +202,74 @@ struct StageRefill {
     }
     __device__ __forceinline__ void slot(int s) const {
         // Two at a time: before the first copy behind other loads ptxas puts three idle ones.
-        if (2 * s < Copy::kParts) copy.part(2 * s, fill, step);
-        if (2 * s + 1 < Copy::kParts) copy.part(2 * s + 1, fill, step);
+        if (2 * s < Copy::kParts) copy.part(2 * s, fill, exists);
+        if (2 * s + 1 < Copy::kParts) copy.part(2 * s + 1, fill, exists);
     }
 };
 
 // The loop where copies and addresses, not products, are the limit: registers are filled a stage
-// ahead, so that all kStages stages are in flight, and kStages steps a trip make every address of
-// shared memory a constant.
+// ahead, so that all kStages stages are in flight.
 template <int kTokens, int kStages, bool kCheckRows>
-__device__ __forceinline__ void run_ahead(
-    float (&acc)[Tile<kTokens>::kTilesA][Tile<kTokens>::kTilesB][4], uint32_t group,
-    uint32_t num_steps, StageCopy<kTokens, kCheckRows>& copy, const WarpView<kTokens>& view,
-    uint32_t lane) {
+class RunAhead {
     using T = Tile<kTokens>;
-    constexpr uint32_t kBytes = Stage<kTokens>::kBytes;
-    uint32_t to_copy = group;
-#pragma unroll
-    for (int i = 0; i < kStages; ++i) {
-        copy(i * kBytes, to_copy);
-        ptx::cp_async_commit();
-        to_copy += T::kGroups;
-    }
-    typename WarpView<kTokens>::X x;
-    ptx::cp_async_wait<kStages - 1>();
-    sync_group<T::kGroupThreads>(group);
-    view.load(x, 0);
-    for (uint32_t step = 0;;) {
+    using Copy = StageCopy<kTokens, kCheckRows>;
+    using View = WarpView<kTokens>;
+    using Accumulators = float[T::kTilesA][T::kTilesB][4];
+    static constexpr uint32_t kBytes = Stage<kTokens>::kBytes;
+    // Whole rings and whole block_fp4_mmq, which make every offset but the pointers' a constant.
+    static constexpr int kTrip = 2 * kStages;
+    static_assert(kTrip * T::kGroups % 4 == 0, "");
+
+   public:
+    __device__ __forceinline__ RunAhead(uint32_t group, Copy& copy, const View& view)
+        : group_(group), copy_(copy), view_(view) {}
+
+    __device__ __forceinline__ void run(Accumulators& acc, uint32_t num_steps, uint32_t lane) {
+        uint32_t to_copy = group_;
 #pragma unroll
         for (int i = 0; i < kStages; ++i) {
-            // The next stage has landed, and every warp has this one in registers.
-            ptx::cp_async_wait<kStages - 2>();
-            sync_group<T::kGroupThreads>(group);
-            multiply(acc, x, lane,
-                     StageRefill<kTokens, kCheckRows>{
-                         view, copy, x, (i + 1) % kStages * kBytes, i * kBytes, to_copy});
+            copy_(i * kBytes, to_copy);
             ptx::cp_async_commit();
-            copy.advance(to_copy);
             to_copy += T::kGroups;
-            step += T::kGroups;
-            if (step >= num_steps) return;
+        }
+        typename View::X x;
+        ptx::cp_async_wait<kStages - 1>();
+        sync_group<T::kGroupThreads>(group_);
+        view_.load(x, 0);
+        uint32_t step = 0;
+        // All steps that a trip copies exist, in both groups.
+        for (; step + (kStages + kTrip) * T::kGroups <= num_steps; step += kTrip * T::kGroups) {
+#pragma unroll
+            for (int i = 0; i < kTrip; ++i) {
+                round(acc, x, lane, (i + 1) % kStages * kBytes, i % kStages * kBytes, true,
+                      Copy::leaves(T::kGroups * (kStages + i)));
+            }
+        }
+        to_copy += step;
+        uint32_t fill = 0;
+        for (; step < num_steps; step += T::kGroups, to_copy += T::kGroups) {
+            uint32_t next = fill == (kStages - 1) * kBytes ? 0 : fill + kBytes;
+            round(acc, x, lane, next, fill, to_copy < num_steps, Copy::leaves(to_copy));
+            fill = next;
         }
     }
-}
+
+   private:
+    __device__ __forceinline__ void round(Accumulators& acc, typename View::X& x, uint32_t lane,
+                                          uint32_t next, uint32_t fill, bool exists, bool leaves) {
+        // The next stage has landed, and every warp has this one in registers.
+        ptx::cp_async_wait<kStages - 2>();
+        sync_group<T::kGroupThreads>(group_);
+        multiply(acc, x, lane,
+                 StageRefill<kTokens, kCheckRows>{view_, copy_, x, next, fill, exists});
+        ptx::cp_async_commit();
+        copy_.advance(leaves);
+    }
+
+    uint32_t group_;
+    Copy& copy_;
+    const View& view_;
+};
 
 #endif
 
@@ -259,7 +290,7 @@ __device__ __forceinline__ void gemm(const Problem& p, const Output& out) {
     if (num_steps > 0) {
 #if NVFP4_USE_FP4_MMA
         if constexpr (kRunAhead<kTokens>) {
-            run_ahead<kTokens, kStages, kCheckRows>(acc, warp.group, num_steps, copy, view, lane);
+            RunAhead<kTokens, kStages, kCheckRows>(warp.group, copy, view).run(acc, num_steps, lane);
         } else
 #endif
             run_pipeline<T::kGroups, kStages, Stage<kTokens>::kBytes>(

@@ -4,12 +4,13 @@
 //
 // packed [n, k / 2]: element 2 j in the low nibble of byte j, or in the high one if
 // NVFP4_HIGH_NIBBLE_FIRST is 1 (atlas_nvfp4_repack alone reads that); scales [n, k / 16];
-// blocks [n, k / 64] of 36 bytes. k % 64 == 0. packed and scales may have any alignment, blocks that
-// of 4 bytes.
+// blocks [n, k / 64] of 36 bytes. k % 64 == 0. packed and scales may have any alignment, blocks
+// that of 4 bytes.
 //
-// Rows follow one another without gaps in all three arrays, so n and k matter by their product only.
-// Grid (ceil(n k / 64, 256), 1, 1), block (256, 1, 1): a block of threads moves 256 blocks of values,
-// one per thread. 9216 bytes of static shared memory turn 36-byte steps into 16-byte accesses.
+// Rows follow one another without gaps in all three arrays, so n and k matter by their product
+// only. Grid (ceil(n k / 64, 256), 1, 1), block (256, 1, 1): a block of threads moves 256 blocks of
+// values, one per thread. 9216 bytes of static shared memory turn 36-byte steps into 16-byte
+// accesses.
 //
 // Source: nvfp4_mmq.rs, nvfp4_mmq_repack.
 #include "layouts.cuh"
@@ -26,9 +27,9 @@ using layouts::BlockNvfp4;
 using layouts::Codes;
 
 constexpr int kThreads = 256;
-constexpr int kBlockWords = sizeof(BlockNvfp4) / 4;         // 9
-constexpr int kTileWords = kThreads * kBlockWords;          // 2304
-constexpr int kTileVectors = kTileWords / 4;                // 576
+constexpr int kBlockWords = sizeof(BlockNvfp4) / 4;            // 9
+constexpr int kTileWords = kThreads * kBlockWords;             // 2304
+constexpr int kTileVectors = kTileWords / 4;                   // 576
 constexpr int kPackedBytes = layouts::kWeightBlockValues / 2;  // 32 for each block of values
 constexpr int kPackedVectors = kPackedBytes / 16;
 
@@ -173,7 +174,8 @@ extern "C" __global__ void __launch_bounds__(256)
         const Codes high = layouts::to_natural({half[2], half[3]});
         uint8_t* out = packed + tile.first * kPackedBytes + at * 16;
         if (in_vectors) {
-            *reinterpret_cast<uint4*>(out) = make_uint4(low.first, low.second, high.first, high.second);
+            *reinterpret_cast<uint4*>(out) =
+                make_uint4(low.first, low.second, high.first, high.second);
         } else {
             store_word(out, low.first);
             store_word(out + 4, low.second);

@@ -73,7 +73,7 @@ class StageCopy {
     // Copies step `step`, where the pointers are, into the stage at byte `stage`.
     __device__ __forceinline__ void operator()(uint32_t stage, uint32_t step) {
 #pragma unroll
-        for (int i = 0; i < Weights::kParts; ++i) weights_.part(i, stage, step);
+        for (int i = 0; i < Weights::kParts; ++i) weights_.part(i, stage, step < num_steps_);
 #pragma unroll
         for (int i = 0; i < kTokens / kPassTokens; ++i) {
             bool exists = step < num_steps_ & thread_ / 8 + kPassTokens * i < num_tokens_;
@@ -89,7 +89,7 @@ class StageCopy {
                                          uint32_t group, uint32_t first_row, uint32_t first_token)
         : weights_(ring + S::kWeightCodes, ring + S::kWeightScales,
                    p.w + static_cast<uint64_t>(first_row) * p.w_stride * layouts::kWeightBlockBytes,
-                   p.w_stride, p.n - first_row, p.k / layouts::kWeightBlockValues, thread, group),
+                   p.w_stride, p.n - first_row, thread, group),
           thread_(thread),
           num_tokens_(p.m - first_token),
           num_steps_(p.k / layouts::kWeightBlockValues),

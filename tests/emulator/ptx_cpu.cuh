@@ -122,7 +122,8 @@ template <double kRound(double)>
 inline uint16_t double_to_f16(double value) {
     if (!(__builtin_fabs(value) < 65536.0)) return float_to_f16(float(value));
     const int exponent = value == 0.0 ? 0 : max(__builtin_ilogb(value), -14);
-    return float_to_f16(float(__builtin_ldexp(kRound(__builtin_ldexp(value, 10 - exponent)), exponent - 10)));
+    const double steps = kRound(__builtin_ldexp(value, 10 - exponent));
+    return float_to_f16(float(__builtin_ldexp(steps, exponent - 10)));
 }
 
 inline double to_nearest(double value) { return __builtin_nearbyint(value); }
