@@ -1,4 +1,5 @@
-// The largest magnitude of inputs: of a few words in registers, of a row, over the threads of a row.
+// The largest magnitude of inputs: of a few words in registers, of a row, over the threads of a
+// row.
 #pragma once
 
 #include "formats.cuh"
@@ -35,8 +36,8 @@ struct Extremes {
         largest = ptx::max_nan_f16x2(largest, word);
         smallest = ptx::min_nan_f16x2(smallest, word);
 #else
-        largest = __float_as_uint(
-            ptx::max_nan(__uint_as_float(largest), fabsf(__uint_as_float(word))));
+        largest =
+            __float_as_uint(ptx::max_nan(__uint_as_float(largest), fabsf(__uint_as_float(word))));
 #endif
     }
 
@@ -115,8 +116,8 @@ __device__ __forceinline__ float share_amax(const Input* __restrict__ row, int N
 
 // ---- over the threads of a row -----------------------------------------------------------------
 
-// The largest of the values, none negative, of the blockDim.x threads (a power of two) with the same
-// threadIdx.y; called by the whole block, of 256 threads.
+// The largest of the values, none negative, of the blockDim.x threads (a power of two) with the
+// same threadIdx.y; called by the whole block, of 256 threads.
 __device__ __forceinline__ float row_max(float value) {
     __shared__ uint32_t of_warp[8];
     uint32_t bits = __float_as_uint(value);  // in the order of the values
@@ -143,8 +144,9 @@ __device__ __forceinline__ float row_max(float value) {
 __device__ __forceinline__ float gsa_of_amax(float amax) {
     const float smallest_fast = 8.271806e-25f, largest_fast = 1.329228e+36f;  // 2^-80, 2^120
     if (amax >= smallest_fast && amax <= largest_fast) {
-        // 1 / 2688 to 48 bits. 2688 = 21 * 2^7: a quotient that is no float is 1/42 ulp or more away
-        // from every midpoint of two floats, and the sum is off by 2^-22 ulp before it is rounded.
+        // 1 / 2688 to 48 bits. 2688 = 21 * 2^7: a quotient that is no float is 1/42 ulp or more
+        // away from every midpoint of two floats, and the sum is off by 2^-22 ulp before it is
+        // rounded.
         return __fmaf_rn(amax, 3.7202382e-04f, amax * -6.9294835e-12f);
     }
     if (amax == 0.0f) return 1.0f;

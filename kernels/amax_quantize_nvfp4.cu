@@ -5,9 +5,10 @@
 // Arguments and defines as in quantize_nvfp4.cu, but that gsa [M] is written.
 //
 // Block: blockDim.y rows by blockDim.x threads on each. Grid: (ceil(rows / blockDim.y), 1, 1), rows
-// with the padding of 128x4 scales. A row of up to 128 * NVFP4_HELD_LOADS * blockDim.x bytes stays in
-// registers between the two steps; a longer one (NVFP4_HELD_LOADS 0), or one that is not aligned, is
-// read twice, the second time mostly from the L2 cache. Shared memory: one word per warp, static.
+// with the padding of 128x4 scales. A row of up to 128 * NVFP4_HELD_LOADS * blockDim.x bytes stays
+// in registers between the two steps; a longer one (NVFP4_HELD_LOADS 0), or one that is not
+// aligned, is read twice, the second time mostly from the L2 cache. Shared memory: one word per
+// warp, static.
 #include "quantize_rows.cuh"
 
 #ifndef NVFP4_HELD_LOADS

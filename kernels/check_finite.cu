@@ -2,11 +2,11 @@
 //
 //     first[0] = min(first[0], m) over all rows m in which some |x[m, n]| is not finite
 //
-// x [M, N] bf16 (NVFP4_INPUT 0), fp16 (1) or fp32 (2), any N; the caller sets first [1] to M or more
-// beforehand.
+// x [M, N] bf16 (NVFP4_INPUT 0), fp16 (1) or fp32 (2), any N; the caller sets first [1] to M or
+// more beforehand.
 //
-// Block: blockDim.y rows by blockDim.x threads on each. Grid: (ceil(M / blockDim.y), 1, 1). No shared
-// memory.
+// Block: blockDim.y rows by blockDim.x threads on each. Grid: (ceil(M / blockDim.y), 1, 1). No
+// shared memory.
 #include "amax.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

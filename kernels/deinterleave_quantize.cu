@@ -56,12 +56,9 @@ struct Gathered {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 3)
-    deinterleave_quantize_from_buffer_kernel(const Input* __restrict__ fused, int M, int N,
-                                             int intermediate, int granularity,
-                                             const float* __restrict__ gsa,
-                                             uint8_t* __restrict__ out_fp4,
-                                             uint8_t* __restrict__ out_sf) {
+extern "C" __global__ void __launch_bounds__(256, 3) deinterleave_quantize_from_buffer_kernel(
+    const Input* __restrict__ fused, int M, int N, int intermediate, int granularity,
+    const float* __restrict__ gsa, uint8_t* __restrict__ out_fp4, uint8_t* __restrict__ out_sf) {
     const int64_t m = this_row();
     const uint32_t num_groups = static_cast<uint32_t>(intermediate) / kGroupSize;
     const RowOutput output(out_fp4, out_sf, m, num_groups);

@@ -7,8 +7,8 @@
 // NVFP4_SCALE_LAYOUT 1 in 128x4 order; the top bit of a scale is ignored, 0x7F gives NaN. gsa [M]
 // fp32, or [1] with gsa_stride 0. out [M, N] bf16 (NVFP4_OUTPUT 0), fp16 (1) or fp32 (2).
 //
-// Block: blockDim.y rows by blockDim.x threads; thread tx takes every blockDim.x-th 8 columns of its
-// row, from block to block of gridDim.y. Grid: (ceil(M / blockDim.y), y, 1). No shared memory.
+// Block: blockDim.y rows by blockDim.x threads; thread tx takes every blockDim.x-th 8 columns of
+// its row, from block to block of gridDim.y. Grid: (ceil(M / blockDim.y), y, 1). No shared memory.
 #include "formats.cuh"
 
 #ifndef NVFP4_OUTPUT
@@ -61,8 +61,8 @@ __device__ __forceinline__ OutputWords decode(uint32_t codes, float scale, float
 #if NVFP4_OUTPUT == 0
         result.words[i] = ptx::floats_to_bf16x2(value[2 * i], value[2 * i + 1]);
 #elif NVFP4_OUTPUT == 1
-        result.words[i] = ptx::join_halves(ptx::float_to_f16(value[2 * i]),
-                                           ptx::float_to_f16(value[2 * i + 1]));
+        result.words[i] =
+            ptx::join_halves(ptx::float_to_f16(value[2 * i]), ptx::float_to_f16(value[2 * i + 1]));
 #else
         result.words[2 * i] = float_bits(value[2 * i]);
         result.words[2 * i + 1] = float_bits(value[2 * i + 1]);
@@ -149,8 +149,8 @@ extern "C" __global__ void __launch_bounds__(256)
     if (m >= M) return;
     const uint32_t num_words = static_cast<uint32_t>(N) / kCodesPerWord;
     const float row_gsa = gsa[m * gsa_stride];
-    const bool is_aligned = ((reinterpret_cast<uint64_t>(codes) & 3) |
-                             (reinterpret_cast<uint64_t>(out) & 15)) == 0;
+    const bool is_aligned =
+        ((reinterpret_cast<uint64_t>(codes) & 3) | (reinterpret_cast<uint64_t>(out) & 15)) == 0;
     codes += m * num_words * 4;
     out += m * N;
     if (is_aligned) {

@@ -8,12 +8,16 @@ namespace elementwise {
 constexpr int kThreads = 256;
 constexpr int kVector = 8;  // elements in 16 bytes
 
+// Elements of a block whose threads take kVectors times 16 bytes.
+template <int kVectors>
+constexpr uint32_t kSpan = kVectors * kVector * kThreads;
+
 // Elements before the first 16-byte boundary of an array; bf16 addresses are even.
 __device__ __forceinline__ uint32_t elements_to_boundary(const void* array) {
     return static_cast<uint32_t>(-reinterpret_cast<uint64_t>(array)) % 16 / 2;
 }
 
-// Works on elements [first, first + kVectors * 2048) below `total`, all shifted by the `head` of at
+// Works on elements [first, first + kSpan<kVectors>) below `total`, all shifted by the `head` of at
 // most 7 elements that the first of these spans takes besides. An Operation has
 //     elements_to_boundary()     the head, or kVector if its arrays do not share one
 //     load(i), store(i, values)  8 elements from i on
@@ -21,10 +25,10 @@ __device__ __forceinline__ uint32_t elements_to_boundary(const void* array) {
 template <int kVectors, class Operation>
 __device__ __forceinline__ void run_span(const Operation& operation, uint64_t first,
                                          uint64_t total) {
-    constexpr uint32_t kSpan = kVectors * kVector * kThreads;
     const uint32_t head = operation.elements_to_boundary();
     if (head == kVector) {
-        const uint64_t stop = first + kSpan < total ? first + kSpan : total;
+        const uint64_t stop = first + kSpan<kVectors> < total ? first + kSpan<kVectors> : total;
+#pragma unroll 1
         for (uint64_t i = first + threadIdx.x; i < stop; i += kThreads) operation.element(i);
         return;
     }
@@ -42,6 +46,7 @@ __device__ __forceinline__ void run_span(const Operation& operation, uint64_t fi
         if (i + kVector <= total) {
             operation.store(i, values[v]);
         } else {
+#pragma unroll 1
             for (uint64_t j = i; j < total; j++) operation.element(j);
         }
     }

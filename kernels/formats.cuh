@@ -52,8 +52,7 @@ __device__ __forceinline__ float e2m1_value(uint32_t code) {
 __device__ __forceinline__ float e4m3_value(uint32_t byte) {
     const uint32_t magnitude = byte & 0x7F;
     const float normal = __uint_as_float((magnitude << 20) + (120u << 23));
-    const float value =
-        magnitude < 8 ? static_cast<float>(magnitude) * (1.0f / 512.0f) : normal;
+    const float value = magnitude < 8 ? static_cast<float>(magnitude) * (1.0f / 512.0f) : normal;
     return magnitude == 0x7F ? __uint_as_float(0x7FFFFFFF) : value;
 }
 
@@ -97,8 +96,8 @@ __device__ __forceinline__ Binade binade_of(float magnitude) {
 __device__ __forceinline__ uint32_t e2m1_first_closest(float a) {
     float best = a;
     uint32_t code = 0;
-#pragma unroll
-    for (uint32_t i = 1; i < 8; i++) {
+#pragma unroll 1
+    for (uint32_t i = 1; i < 8; i++) {  // rare, so small
         const float distance = a - e2m1_value(i);
         if (distance < best) {
             best = distance;
@@ -111,8 +110,7 @@ __device__ __forceinline__ uint32_t e2m1_first_closest(float a) {
 constexpr float kDistancesRoundFrom = 33554432.0f;  // 2^25
 
 // The code 0..7 of a magnitude; NaN gives 7 under kHalfStep and kNearestEven, 0 under kNearestLow.
-// kIsSmall: it is below 2^25, and not NaN.
-template <Rounding kRounding, bool kIsSmall = false>
+template <Rounding kRounding>
 __device__ __forceinline__ uint32_t e2m1_magnitude(float a) {
     const float clamped = fminf(a, 6.0f);  // NaN gives 6
     if constexpr (kRounding == kHalfStep) {
@@ -126,7 +124,7 @@ __device__ __forceinline__ uint32_t e2m1_magnitude(float a) {
             // The way up is half a distance, 2^-24 of the shift, only from a tie.
             const float way_up = (rounded - binade.shift) - clamped;
             if (way_up == binade.shift * 5.9604645e-08f) code--;
-            if (!kIsSmall && !(a < kDistancesRoundFrom)) code = e2m1_first_closest(a);
+            if (!(a < kDistancesRoundFrom)) code = e2m1_first_closest(a);
         }
         return code;
     }

@@ -1,11 +1,11 @@
-// How 128 features by kTokens tokens are shared out among the warps of a block, and the asynchronous
-// copies of FP4 operands that a thread makes.
+// How 128 features by kTokens tokens are shared out among the warps of a block, and the
+// asynchronous copies of FP4 operands that a thread makes.
 //
 // The 8 warps form two groups of 4. Group 0 sums over the even, group 1 over the odd steps of 64 k;
 // each has a ring of stages of its own. With NVFP4_DETERMINISTIC_KBLOCKS=1 all 8 are one group.
 //
-// Weight rows lie 36 k / 64 bytes apart, so only 4-byte copies are aligned whatever k is. Activation
-// rows are aligned to 16 bytes.
+// Weight rows lie 36 k / 64 bytes apart, so only 4-byte copies are aligned whatever k is.
+// Activation rows are aligned to 16 bytes.
 #pragma once
 
 #include "layouts.cuh"
@@ -52,15 +52,15 @@ struct WarpPlace {
 };
 
 // Copies a step's block_nvfp4 of 128 weight rows, kThreads threads together. Without kCheckRows all
-// rows exist; with it those from num_rows on become zeros. With kKeepPointers each copy has a pointer
-// of its own in registers, where their number is not the limit; then the last row takes the place of
-// those that do not exist, whose outputs are never stored.
+// rows exist; with it those from num_rows on become zeros. With kKeepPointers each copy has a
+// pointer of its own in registers, where their number is not the limit; then the last row takes the
+// place of those that do not exist, whose outputs are never stored.
 template <int kThreads, bool kCheckRows, bool kKeepPointers>
 class WeightCopy {
     static constexpr int kPassRows = kThreads / 8;
     static constexpr int kPasses = kRows / kPassRows;
 
-   public:
+ public:
     static constexpr int kParts = kPasses + 1;
 
     // `codes` and `scales` are the places in the first stage.
@@ -76,7 +76,8 @@ class WeightCopy {
         scales_ = w + row_offset(thread);
 #pragma unroll
         for (int i = 0; i < kPointers; ++i) {
-            codes_[i] = w + row_offset(thread / 8 + kPassRows * i) + kBlockScaleBytes + thread % 8 * 4;
+            codes_[i] =
+                w + row_offset(thread / 8 + kPassRows * i) + kBlockScaleBytes + thread % 8 * 4;
         }
     }
 
@@ -98,7 +99,7 @@ class WeightCopy {
         scales_ += num_steps * layouts::kWeightBlockBytes;
     }
 
-   private:
+ private:
     static constexpr int kPointers = kKeepPointers ? kPasses : 1;
 
     __device__ __forceinline__ uint64_t row_offset(uint32_t row) const {
@@ -124,7 +125,7 @@ class ActCopy {
     static constexpr int kPasses = (kTokens + kPassTokens - 1) / kPassTokens;
     static constexpr int kBlockSteps = layouts::kActBlockValues / layouts::kWeightBlockValues;
 
-   public:
+ public:
     static constexpr int kParts = kPasses + 1;
 
     // `codes` and `scales` are the places in the first stage; step < kBlockSteps.
@@ -172,7 +173,7 @@ class ActCopy {
         return step % kBlockSteps + num_steps >= kBlockSteps;
     }
 
-   private:
+ private:
     static constexpr int kPointers = kKeepPointers ? kPasses : 1;
 
     __device__ __forceinline__ uint32_t row_offset(uint32_t token) const {

@@ -33,8 +33,8 @@ __device__ constexpr uint32_t code_element(uint32_t word, uint32_t nibble) {
     return 16 * (word / 2) + 4 * (word % 2) + nibble / 2 + 8 * (nibble % 2);
 }
 
-// Byte of 16-byte chunk `chunk`, in [0, 2), of row `row` within a step's codes. Four rows fill the 32
-// banks; the exclusive or spreads one chunk of 8 consecutive rows over all of them.
+// Byte of 16-byte chunk `chunk`, in [0, 2), of row `row` within a step's codes. Four rows fill the
+// 32 banks; the exclusive or spreads one chunk of 8 consecutive rows over all of them.
 __device__ constexpr uint32_t code_offset(uint32_t row, uint32_t chunk) {
     return row * kCodeRowBytes + (chunk ^ (row >> 2 & 1)) * 16;
 }
@@ -45,8 +45,9 @@ __device__ constexpr uint32_t code_word_offset(uint32_t row, uint32_t word) {
 }
 
 // A load of four matrices takes 8x8 tiles of two bytes: lane l gives the address of row l % 8 of
-// matrix l / 8, and lane 4 g + t gets word t of row g of matrix r into register r. For A the matrices
-// are (rows 0-7, 8-15) of half 0, then of half 1, of the 8 words: one tile's registers 0 to 3.
+// matrix l / 8, and lane 4 g + t gets word t of row g of matrix r into register r. For A the
+// matrices are (rows 0-7, 8-15) of half 0, then of half 1, of the 8 words: one tile's registers 0
+// to 3.
 __device__ constexpr uint32_t a_load_row(uint32_t lane) { return lane % 16; }
 __device__ constexpr uint32_t a_load_half(uint32_t lane) { return lane / 16; }
 // For B they are halves 0 and 1 of 8 tokens, then of the next 8: two tiles' registers 0 and 1.
@@ -57,13 +58,13 @@ __device__ constexpr uint32_t b_load_half(uint32_t lane) { return lane / 8 % 2; 
 __device__ constexpr uint32_t c_row(uint32_t lane, uint32_t v) { return lane / 4 + v / 2 * 8; }
 __device__ constexpr uint32_t c_token(uint32_t lane, uint32_t v) { return lane % 4 * 2 + v % 2; }
 
-// Row, in [0, 32), whose four scales a lane holds for two tiles of A: the instruction takes tile i's
-// from the lanes with t in {2 i, 2 i + 1} (selector i). One tile alone needs rows [0, 16) only.
+// Row, in [0, 32), whose four scales a lane holds for two tiles of A: the instruction takes tile
+// i's from the lanes with t in {2 i, 2 i + 1} (selector i). One tile alone needs rows [0, 16) only.
 __device__ constexpr uint32_t a_scale_row(uint32_t lane, uint32_t num_tiles) {
     return (lane % 4 / 2 * 16 + lane % 2 * 8 + lane / 4) % (16 * num_tiles);
 }
-// Token, in [0, 32), whose four scales a lane holds for four tiles of B: tile i's are taken from the
-// lanes with t == i (selector i).
+// Token, in [0, 32), whose four scales a lane holds for four tiles of B: tile i's are taken from
+// the lanes with t == i (selector i).
 __device__ constexpr uint32_t b_scale_token(uint32_t lane, uint32_t num_tiles) {
     return (lane % 4 * 8 + lane / 4) % (8 * num_tiles);
 }

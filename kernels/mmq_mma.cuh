@@ -3,12 +3,12 @@
 //   acc[i][j] += (A_i * scales of A_i) (B_j * scales of B_j)      float32, E2M1 codes, E4M3 scales
 //
 // Two bodies on the same operand registers (see mmq_fragments.cuh): the FP4 instruction where the
-// target has it; elsewhere float16 instructions on codes that are decoded in registers. There a
-// decoded value is code * 2^-14 * scale: at most 6 significant bits, a multiple of 2^-24 below 1,
-// hence exact in float16; the accumulators then hold the sum times 2^-28.
+// target has it; elsewhere float16 instructions on codes that are decoded in registers, each once.
+// There a decoded value is code * 2^-14 * scale: at most 6 significant bits, a multiple of 2^-24
+// below 1, hence exact in float16; the accumulators then hold the sum times 2^-28.
 //
-// NVFP4_SOFTWARE_FP4_MMA=1 puts a function of the portable path in place of the FP4 instruction, so
-// that a GPU without it can run the code around it.
+// NVFP4_SOFTWARE_FP4_MMA=1 takes the first body on any target, with a function in place of the
+// instruction, so that a GPU without it can run the loads and loops made for it.
 #pragma once
 
 #include "mmq_fragments.cuh"
@@ -17,6 +17,7 @@
 #ifndef NVFP4_SOFTWARE_FP4_MMA
 #define NVFP4_SOFTWARE_FP4_MMA 0
 #endif
+// Whether the first body is taken.
 #define NVFP4_USE_FP4_MMA (NVFP4_HAS_FP4_MMA || NVFP4_SOFTWARE_FP4_MMA)
 
 namespace mmq {
@@ -75,6 +76,19 @@ __device__ __forceinline__ void decode(uint32_t word, uint32_t scales, uint32_t&
     even = ptx::mul_f16x2_by_magnitude<kHalf>(even, scales);
 }
 
+// One tile's products of a quarter of the step, 16 of k: the high or the low nibbles of registers
+// 2 kHalf, 2 kHalf + 1 of A and kHalf of B.
+template <int kHigh, int kHalf>
+__device__ __forceinline__ void multiply_tile(float (&d)[4], const uint32_t (&a)[4],
+                                              const uint32_t (&b)[2], const uint32_t (&sa)[2],
+                                              uint32_t sb) {
+    uint32_t x[4], y[2];
+    decode<kHigh, kHalf>(a[2 * kHalf], sa[0], x[0], x[2]);
+    decode<kHigh, kHalf>(a[2 * kHalf + 1], sa[1], x[1], x[3]);
+    decode<kHigh, kHalf>(b[kHalf], sb, y[0], y[1]);
+    ptx::mma_m16n8k16_f16(d, x, y);
+}
+
 // The scales of the groups whose codes a lane holds, bytes (0, 2) or (1, 3) of a scale word, as
 // float16.
 __device__ __forceinline__ uint32_t lane_scales(uint32_t scales, uint32_t lane) {
@@ -85,43 +99,26 @@ __device__ __forceinline__ uint32_t lane_scales(uint32_t scales, uint32_t lane) 
 
 #if NVFP4_USE_FP4_MMA
 
-#if NVFP4_SOFTWARE_FP4_MMA
-// What the instruction does, times 2^-28. The scales come from the lanes that the selectors name.
+// One tile's products, scales from the lanes that the selectors name.
 template <int kSelectorA, int kSelectorB>
 __device__ __forceinline__ void fp4_mma(float (&d)[4], const uint32_t (&a)[4],
                                         const uint32_t (&b)[2], uint32_t scales_a,
                                         uint32_t scales_b) {
-    uint32_t lane = threadIdx.x, first = lane & ~3u;
-    uint32_t sa[2] = {
-        lane_scales(__shfl_sync(0xFFFFFFFF, scales_a, first + 2 * kSelectorA), lane),
-        lane_scales(__shfl_sync(0xFFFFFFFF, scales_a, first + 2 * kSelectorA + 1), lane)};
-    uint32_t sb = lane_scales(__shfl_sync(0xFFFFFFFF, scales_b, first + kSelectorB), lane);
-    uint32_t x[4], y[2];
-    decode<1, 0>(a[0], sa[0], x[0], x[2]);
-    decode<1, 0>(a[1], sa[1], x[1], x[3]);
-    decode<1, 0>(b[0], sb, y[0], y[1]);
-    ptx::mma_m16n8k16_f16(d, x, y);
-    decode<0, 0>(a[0], sa[0], x[0], x[2]);
-    decode<0, 0>(a[1], sa[1], x[1], x[3]);
-    decode<0, 0>(b[0], sb, y[0], y[1]);
-    ptx::mma_m16n8k16_f16(d, x, y);
-    decode<1, 1>(a[2], sa[0], x[0], x[2]);
-    decode<1, 1>(a[3], sa[1], x[1], x[3]);
-    decode<1, 1>(b[1], sb, y[0], y[1]);
-    ptx::mma_m16n8k16_f16(d, x, y);
-    decode<0, 1>(a[2], sa[0], x[0], x[2]);
-    decode<0, 1>(a[3], sa[1], x[1], x[3]);
-    decode<0, 1>(b[1], sb, y[0], y[1]);
-    ptx::mma_m16n8k16_f16(d, x, y);
-}
-#else
-template <int kSelectorA, int kSelectorB>
-__device__ __forceinline__ void fp4_mma(float (&d)[4], const uint32_t (&a)[4],
-                                        const uint32_t (&b)[2], uint32_t scales_a,
-                                        uint32_t scales_b) {
+#if NVFP4_HAS_FP4_MMA
     ptx::mma_m16n8k64_e2m1<kSelectorA, kSelectorB>(d, a, b, scales_a, scales_b);
-}
+#else
+    uint32_t lane = threadIdx.x, quad = lane & ~3u;
+    uint32_t row_scales = __shfl_sync(0xFFFFFFFF, scales_a, quad + 2 * kSelectorA);
+    uint32_t row8_scales = __shfl_sync(0xFFFFFFFF, scales_a, quad + 2 * kSelectorA + 1);
+    uint32_t token_scales = __shfl_sync(0xFFFFFFFF, scales_b, quad + kSelectorB);
+    uint32_t sa[2] = {lane_scales(row_scales, lane), lane_scales(row8_scales, lane)};
+    uint32_t sb = lane_scales(token_scales, lane);
+    multiply_tile<1, 0>(d, a, b, sa, sb);
+    multiply_tile<0, 0>(d, a, b, sa, sb);
+    multiply_tile<1, 1>(d, a, b, sa, sb);
+    multiply_tile<0, 1>(d, a, b, sa, sb);
 #endif
+}
 
 struct NoRefill {
     __device__ __forceinline__ void a(int) const {}
@@ -129,20 +126,21 @@ struct NoRefill {
     __device__ __forceinline__ void slot(int) const {}
 };
 
-// While a step multiplies, its operand registers can be filled with the next one's, each as soon as
-// its last use is past: `refill.a(i)` loads tile i of A, `refill.b(p)` tiles 2 p and 2 p + 1 of B, the
-// last of those that share a scale register that register too; slot(s), s in
-// [0, kTilesA * kTilesB), is for other work.
+// While a step multiplies, the registers of x can be filled with the next one's, each as soon as
+// its last use is past: `refill.a(i)` loads tile i of A, `refill.b(p)` tiles 2 p and 2 p + 1 of B,
+// the last of those that share a scale register that register too. `refill.slot(s)`, s in [0,
+// tiles), is for other work.
 template <int kTilesA, int kTilesB, class Refill = NoRefill>
 __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
-                                         const Operands<kTilesA, kTilesB>& x, uint32_t /*lane*/,
+                                         Operands<kTilesA, kTilesB>& x, uint32_t /*lane*/,
                                          const Refill& refill = Refill()) {
 #pragma unroll
     for (int i = 0; i < kTilesA; ++i) {
 #pragma unroll
         for (int j = 0; j < kTilesB; ++j) {
-            float(&d)[4] = acc[i][j];
+            float (&d)[4] = acc[i][j];
             uint32_t sa = x.a_scales[i / 2], sb = x.b_scales[j / 4];
+            // clang-format off
             switch (i % 2 * 4 + j % 4) {
                 case 0: fp4_mma<0, 0>(d, x.a[i], x.b[j], sa, sb); break;
                 case 1: fp4_mma<0, 1>(d, x.a[i], x.b[j], sa, sb); break;
@@ -153,6 +151,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
                 case 6: fp4_mma<1, 2>(d, x.a[i], x.b[j], sa, sb); break;
                 case 7: fp4_mma<1, 3>(d, x.a[i], x.b[j], sa, sb); break;
             }
+            // clang-format on
             refill.slot(i * kTilesB + j);
             if (i == kTilesA - 1 && j % 2 == 1) refill.b(j / 2);
         }
@@ -162,9 +161,8 @@ __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
 
 #else
 
-
-// A quarter of the step, 16 of k: the high or the low nibbles of registers 2 kHalf, 2 kHalf + 1 of A
-// and kHalf of B. Successive instructions share A, which spares half of their operand reads.
+// The same for all tiles, each operand decoded once. Successive instructions share A, which spares
+// half of their operand reads.
 template <int kHigh, int kHalf, int kTilesA, int kTilesB>
 __device__ __forceinline__ void multiply_part(float (&acc)[kTilesA][kTilesB][4],
                                               const Operands<kTilesA, kTilesB>& x,

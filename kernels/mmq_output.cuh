@@ -54,38 +54,41 @@ __device__ __forceinline__ void write4(const Output& out, float (&v)[4], uint32_
         float row = out.row_scale != nullptr ? out.row_scale[token] : 1.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            uint32_t column = kCheckRows ? min(feature + i, out.n - 1) : feature + i;
+            uint32_t column = feature + (kCheckRows ? min(i, out.n - 1 - feature) : i);
             if (out.out_scale != nullptr) {
                 v[i] *= out.out_scale[static_cast<uint64_t>(column) * out.out_scale_stride];
             }
             if (out.row_scale != nullptr) v[i] *= row;
         }
     }
-    output_t* to = static_cast<output_t*>(out.data) + static_cast<uint64_t>(token) * out.stride + feature;
-    if (aligned && (!kCheckRows || feature + 4 <= out.n)) {
+    output_t* to =
+        static_cast<output_t*>(out.data) + static_cast<uint64_t>(token) * out.stride + feature;
+    if (aligned && (!kCheckRows || out.n - feature >= 4)) {
         store4(to, v);
         return;
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        if (!kCheckRows || feature + i < out.n) to[i] = round_output(v[i]);
+        if (!kCheckRows || i < out.n - feature) to[i] = round_output(v[i]);
     }
 }
 
-// Writes the block's part of `out`: the sums times `factor`, scaled. All threads of the block call it;
-// `sums` holds 16 * kWarpsB * kSumPitch floats.
-template <int kTokens, int kGroups, int kWarpsB, bool kCheckRows, bool kScaled, int kTilesA, int kTilesB>
+// Writes the block's part of `out`: the sums times `factor`, scaled. All threads of the block call
+// it; `sums` holds 16 * kWarpsB * kSumPitch floats.
+template <int kTokens, int kGroups, int kWarpsB, bool kCheckRows, bool kScaled, int kTilesA,
+          int kTilesB>
 __device__ __forceinline__ void write_tile(const float (&acc)[kTilesA][kTilesB][4],
-                                           const Output& out, float* sums, uint32_t group, uint32_t first_row,
-                                           uint32_t first_token, float factor) {
+                                           const Output& out, float* sums, uint32_t group,
+                                           uint32_t first_row, uint32_t first_token, float factor) {
     constexpr int kPassTokens = 16 * kWarpsB;  // 16 of each warp's
     constexpr int kWarpTokens = kTokens / kWarpsB;
     static_assert(kGroups * kPassTokens * kSumPitch * 4 <= shared_bytes(kTokens), "");
     uint32_t lane = threadIdx.x, warp = threadIdx.y;
     uint32_t feature = blockIdx.x * kRows + 4 * lane;
-    bool aligned = out.stride % 4 == 0 &&
-                   reinterpret_cast<uint64_t>(out.data) % (4 * sizeof(output_t)) == 0;
-    float* mine = sums + group * (kPassTokens * kSumPitch) + first_token / kWarpTokens * 16 * kSumPitch + first_row;
+    bool aligned =
+        out.stride % 4 == 0 && reinterpret_cast<uint64_t>(out.data) % (4 * sizeof(output_t)) == 0;
+    float* mine = sums + group * (kPassTokens * kSumPitch) +
+                  first_token / kWarpTokens * 16 * kSumPitch + first_row;
 #pragma unroll
     for (int pass = 0; pass < kTilesB / 2; ++pass) {
         if (pass > 0) __syncthreads();
@@ -98,14 +101,15 @@ __device__ __forceinline__ void write_tile(const float (&acc)[kTilesA][kTilesB][
             }
         }
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < kPassTokens / 8; ++i) {
+#pragma unroll 1
+        for (uint32_t i = 0; i < kPassTokens / 8; ++i) {
             uint32_t slot = 8 * i + warp;  // token of the pass
             uint32_t token = blockIdx.y * kTokens + slot / 16 * kWarpTokens + 16 * pass + slot % 16;
             if (token >= out.m || (kCheckRows && feature >= out.n)) continue;
             const float* sum = sums + slot * kSumPitch + 4 * lane;
             float v[4] = {sum[0], sum[1], sum[2], sum[3]};
-            if (kGroups == 2) for (int q = 0; q < 4; ++q) v[q] += sum[kPassTokens * kSumPitch + q];
+            if (kGroups == 2)
+                for (int q = 0; q < 4; ++q) v[q] += sum[kPassTokens * kSumPitch + q];
             write4<kCheckRows, kScaled>(out, v, token, feature, aligned);
         }
     }

@@ -21,9 +21,9 @@ __device__ __forceinline__ void sync_group(uint32_t group) {
 // each with a ring of its own.
 //
 // `copy(stage, step)` starts this thread's copies of a step into the stage at byte `stage` of the
-// ring, zeros from num_steps on; `multiply(stage)` works on one that has landed. Every group makes as
-// many rounds as the one with the most steps, so that no branch splits the loop: the last round of
-// another adds zeros.
+// ring, zeros from num_steps on; `multiply(stage)` works on one that has landed. Every group makes
+// as many rounds as the one with the most steps, so that no branch splits the loop: the last round
+// of another adds zeros.
 template <int kGroups, int kStages, int kStageBytes, class Copy, class Multiply>
 __device__ __forceinline__ void run_pipeline(uint32_t group, uint32_t num_steps, Copy& copy,
                                              const Multiply& multiply) {

@@ -4,22 +4,16 @@
 //
 // NaN becomes 0x7FFF; subnormal inputs count as zero. data may have any alignment of its elements.
 //
-// atlas_nvfp4_scale_bf16: grid (ceil(total, 256), 1, 1), block (256, 1, 1). 256 elements are too few
-// to keep the memory busy, so every kBlocks-th block works for that many, and the others end at once.
-// nvfp4_scale_bf16_wide_kernel: grid (ceil(total, 4096), 1, 1), block (256, 1, 1), a block works on
-// 4096 elements. No shared memory.
+// atlas_nvfp4_scale_bf16: grid (ceil(total, 256), 1, 1), block (256, 1, 1). 256 elements are too
+// few to keep the memory busy, so one block in eight works for all of them, and the others end at
+// once; starting them takes longer than the memory does. nvfp4_scale_bf16_wide_kernel: grid
+// (ceil(total, 2048), 1, 1), block (256, 1, 1), 2048 elements a block. No shared memory.
 //
 // Source: nvfp4_mmq.rs, nvfp4_scale_bf16.
 #include "elementwise.cuh"
 #include "ptx.cuh"
 #include "types.cuh"
 
-#ifndef KBLOCKS
-#define KBLOCKS 8
-#endif
-#ifndef WIDEV
-#define WIDEV 2
-#endif
 struct ScaleBf16 {
     using Values = uint4;
 
@@ -49,16 +43,18 @@ struct ScaleBf16 {
     }
 };
 
+constexpr int kVectors = 1;  // 16 bytes a thread are enough in flight
+constexpr uint32_t kSpan = elementwise::kSpan<kVectors>;
+
 extern "C" __global__ void __launch_bounds__(256)
     atlas_nvfp4_scale_bf16(bf16_t* __restrict__ data, float scale, uint32_t total) {
-    constexpr uint32_t kBlocks = KBLOCKS;
-    if (blockIdx.x % kBlocks != 0) return;
+    if (blockIdx.x % (kSpan / elementwise::kThreads) != 0) return;
     const uint64_t first = static_cast<uint64_t>(blockIdx.x) * elementwise::kThreads;
-    elementwise::run_span<kBlocks / 8>(ScaleBf16{data, scale}, first, total);
+    elementwise::run_span<kVectors>(ScaleBf16{data, scale}, first, total);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     nvfp4_scale_bf16_wide_kernel(bf16_t* __restrict__ data, float scale, uint64_t total) {
-    constexpr uint64_t kSpan = WIDEV * elementwise::kVector * elementwise::kThreads;
-    elementwise::run_span<WIDEV>(ScaleBf16{data, scale}, blockIdx.x * kSpan, total);
+    const uint64_t first = static_cast<uint64_t>(blockIdx.x) * kSpan;
+    elementwise::run_span<kVectors>(ScaleBf16{data, scale}, first, total);
 }

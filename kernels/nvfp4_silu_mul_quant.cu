@@ -11,9 +11,9 @@
 // atlas_nvfp4_silu_mul_quant, with and without _rowscale: grid (m, ceil(kpad, 2048), 1), block
 // (128, 1, 1), see quantize_act.cuh. No dynamic shared memory.
 //
-// nvfp4_silu_mul_quant_wide_kernel: any grid (x, 1, 1), one block or two per multiprocessor; block
-// (1024, 1, 1). Each block fills a table of the SiLU, 32 KiB of static shared memory, and works on
-// every x-th run of 1024 groups of 16, counted along rows: for sizes where that pays.
+// nvfp4_silu_mul_quant_wide_kernel: grid (x, 1, 1), x up to 65535: one block per multiprocessor;
+// block (1024, 1, 1). Each block fills a table of the SiLU, 32 KiB of static shared memory, and
+// works on every x-th run of 1024 groups of 16, counted along rows: for sizes where that pays.
 //
 // Source: nvfp4_mmq.rs, nvfp4_silu_mul_quant.
 #include "quantize_act.cuh"
@@ -99,12 +99,12 @@ extern "C" __global__ void __launch_bounds__(1024)
     const uint32_t num_groups = static_cast<uint32_t>(kpad) / kGroupSize;
     const uint32_t columns = static_cast<uint32_t>(k);
     // The next group is `step` further, in rows and groups.
-    const uint64_t step = static_cast<uint64_t>(gridDim.x) * kThreads;
-    const uint32_t step_rows = static_cast<uint32_t>(step / num_groups);
-    const uint32_t step_groups = static_cast<uint32_t>(step % num_groups);
-    const uint64_t start = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
-    uint64_t row = start / num_groups;
-    uint32_t group = static_cast<uint32_t>(start % num_groups);
+    const uint32_t step = gridDim.x * kThreads;
+    const uint32_t step_rows = step / num_groups;
+    const uint32_t step_groups = step % num_groups;
+    const uint32_t start = blockIdx.x * kThreads + threadIdx.x;
+    uint32_t row = start / num_groups;
+    uint32_t group = start % num_groups;
 #pragma unroll 1
     while (row < m) {
         uint32_t gates[8], ups[8];
@@ -113,8 +113,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         float h[kGroupSize];
         swiglu::silu_mul_by_table(table, gates, ups, gate_scale, up_scale, h);
         finish(h, group * kGroupSize, columns);
-        act::store_group(y, m, static_cast<uint32_t>(row), group,
-                         quantize_group_search<kNearestLow>(h));
+        act::store_group(y, m, row, group, quantize_group_search<kNearestLow>(h));
         row += step_rows;
         group += step_groups;
         if (group >= num_groups) {

@@ -5,9 +5,9 @@
 // gate, up, out: bf16, any alignment of their elements; out may be gate. NaN becomes 0x7FFF.
 // Defines: NVFP4_SWIGLU_LIMIT, NVFP4_NO_SWIGLU_LIMIT.
 //
-// atlas_nvfp4_silu_mul_scaled: grid (ceil(total, 256), 1, 1), block (256, 1, 1); see
-// nvfp4_scale_bf16.cu for who works. nvfp4_silu_mul_scaled_wide_kernel: grid (ceil(total, 2048), 1,
-// 1), block (256, 1, 1), a block works on 2048 elements. No shared memory.
+// atlas_nvfp4_silu_mul_scaled: grid (ceil(total, 256), 1, 1), block (256, 1, 1); one block in eight
+// works, see nvfp4_scale_bf16.cu. nvfp4_silu_mul_scaled_wide_kernel: grid (ceil(total, 8192), 1,
+// 1), block (256, 1, 1), 8192 elements a block. No shared memory.
 //
 // Source: nvfp4_mmq.rs, nvfp4_silu_mul_scaled.
 #include "elementwise.cuh"
@@ -15,12 +15,6 @@
 #include "swiglu.cuh"
 #include "types.cuh"
 
-#ifndef KBLOCKS
-#define KBLOCKS 8
-#endif
-#ifndef WIDEV
-#define WIDEV 1
-#endif
 struct SiluMulScaled {
     struct Values {
         uint4 gate, up;
@@ -46,9 +40,9 @@ struct SiluMulScaled {
         float h[elementwise::kVector];
         swiglu::silu_mul<4>({v.gate.x, v.gate.y, v.gate.z, v.gate.w},
                             {v.up.x, v.up.y, v.up.z, v.up.w}, gate_scale, up_scale, h);
-        *reinterpret_cast<uint4*>(out + i) = make_uint4(
-            ptx::floats_to_bf16x2(h[0], h[1]), ptx::floats_to_bf16x2(h[2], h[3]),
-            ptx::floats_to_bf16x2(h[4], h[5]), ptx::floats_to_bf16x2(h[6], h[7]));
+        *reinterpret_cast<uint4*>(out + i) =
+            make_uint4(ptx::floats_to_bf16x2(h[0], h[1]), ptx::floats_to_bf16x2(h[2], h[3]),
+                       ptx::floats_to_bf16x2(h[4], h[5]), ptx::floats_to_bf16x2(h[6], h[7]));
     }
 
     __device__ __forceinline__ void element(uint64_t i) const {
@@ -58,22 +52,24 @@ struct SiluMulScaled {
     }
 };
 
+constexpr int kMirroredVectors = 1;
+constexpr int kWideVectors = 4;
+
 // out may be gate, so neither is __restrict__.
 extern "C" __global__ void __launch_bounds__(256)
     atlas_nvfp4_silu_mul_scaled(const bf16_t* gate, const bf16_t* __restrict__ up, bf16_t* out,
                                 float gate_scale, float up_scale, uint32_t total) {
-    constexpr uint32_t kBlocks = KBLOCKS;
-    if (blockIdx.x % kBlocks != 0) return;
+    if (blockIdx.x % (elementwise::kSpan<kMirroredVectors> / elementwise::kThreads) != 0) return;
     const uint64_t first = static_cast<uint64_t>(blockIdx.x) * elementwise::kThreads;
-    elementwise::run_span<kBlocks / 8>(SiluMulScaled{gate, up, out, gate_scale, up_scale}, first,
-                                       total);
+    elementwise::run_span<kMirroredVectors>(SiluMulScaled{gate, up, out, gate_scale, up_scale},
+                                            first, total);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     nvfp4_silu_mul_scaled_wide_kernel(const bf16_t* gate, const bf16_t* __restrict__ up,
                                       bf16_t* out, float gate_scale, float up_scale,
                                       uint64_t total) {
-    constexpr uint64_t kSpan = WIDEV * elementwise::kVector * elementwise::kThreads;
-    elementwise::run_span<WIDEV>(SiluMulScaled{gate, up, out, gate_scale, up_scale},
-                                 blockIdx.x * kSpan, total);
+    const uint64_t first = static_cast<uint64_t>(blockIdx.x) * elementwise::kSpan<kWideVectors>;
+    elementwise::run_span<kWideVectors>(SiluMulScaled{gate, up, out, gate_scale, up_scale}, first,
+                                        total);
 }

@@ -6,7 +6,7 @@
 // padding are covered too, and get zero bytes.
 #pragma once
 
-#include "quantize_group.cuh"
+#include "quantize_fast.cuh"
 
 #ifndef NVFP4_SCALE_LAYOUT
 #define NVFP4_SCALE_LAYOUT 0
@@ -14,7 +14,8 @@
 
 constexpr bool kSwizzled = NVFP4_SCALE_LAYOUT != 0;
 // Groups that a thread loads at once: 128 bytes in flight hide the latency of memory with the three
-// or four blocks per multiprocessor that their registers allow. The scale search hides it by itself.
+// or four blocks per multiprocessor that their registers allow. The scale search hides it by
+// itself.
 constexpr int kGroupsPerThread =
     kScaleSearch ? 1 : 128 / (kGroupSize * static_cast<int>(sizeof(Input)));
 constexpr int kCodeBytes = kGroupSize / 2;
@@ -42,11 +43,11 @@ struct RowOutput {
         scales[at] = static_cast<uint8_t>(byte);
     }
 
-    // Codes lie at multiples of 8 bytes if kAligned.
+    // Codes are known to lie at multiples of 8 bytes if kAligned.
     template <bool kAligned>
     __device__ __forceinline__ void store(uint32_t c, const QuantizedGroup& group) const {
         uint8_t* target = codes + static_cast<uint64_t>(c) * kCodeBytes;
-        if constexpr (kAligned) {
+        if (kAligned || (reinterpret_cast<uint64_t>(target) & (kCodeBytes - 1)) == 0) {
             *reinterpret_cast<uint2*>(target) = make_uint2(group.low, group.high);
         } else {
 #pragma unroll
@@ -84,15 +85,10 @@ template <bool kAligned>
 __device__ __forceinline__ bool quantize_loaded(const InputGroup& group, const Amax& amax,
                                                 const RowScale& row, const RowOutput& output,
                                                 uint32_t c) {
-    if constexpr (kScaleSearch) {
-        output.template store<kAligned>(c, quantize_searching(group, row.gsa));
-        return true;
-    } else {
-        const float largest = divide(amax.value, row);
-        if (!is_in_range(largest) || !keeps_signs<true>(group, amax)) return false;
-        output.template store<kAligned>(c, quantize_fast(group, row, largest));
-        return true;
-    }
+    const float largest = divide(amax.value, row);
+    if (!is_in_range(largest) || !keeps_signs<true>(group, amax)) return false;
+    output.template store<kAligned>(c, quantize_fast(group, row, largest));
+    return true;
 }
 
 // Any group.
@@ -118,11 +114,9 @@ template <bool kAligned, class Source>
 __device__ __forceinline__ void quantize_left_over(uint32_t groups, const Source& source,
                                                    const RowScale& row, const RowOutput& output,
                                                    uint32_t first) {
-    if constexpr (!kScaleSearch) {
 #pragma unroll 1
-        for (uint32_t c = first; groups != 0; groups >>= 1, c += blockDim.x)
-            if (groups & 1) quantize_any<kAligned>(source, row, output, c);
-    }
+    for (uint32_t c = first; groups != 0; groups >>= 1, c += blockDim.x)
+        if (groups & 1) quantize_any<kAligned>(source, row, output, c);
 }
 
 // Loads group first + u * blockDim.x into groups[u], where there is one.
@@ -165,7 +159,9 @@ __device__ __forceinline__ void quantize_row(const Source& source, uint32_t num_
     } while (first < num_groups);
 }
 
-// Whether inputs can be loaded 16 bytes at a time and codes stored 8 at a time.
+// Whether inputs can be loaded 16 bytes and codes stored 8 bytes at a time, by code made for that.
 __device__ __forceinline__ bool are_aligned(const Input* x, const uint8_t* out_fp4) {
-    return is_aligned_16(x) && (reinterpret_cast<uint64_t>(out_fp4) & (kCodeBytes - 1)) == 0;
+    // The scale search takes time enough to look at each address.
+    return !kScaleSearch && is_aligned_16(x) &&
+           (reinterpret_cast<uint64_t>(out_fp4) & (kCodeBytes - 1)) == 0;
 }

@@ -36,22 +36,31 @@ __device__ __forceinline__ float high_half(uint32_t pair) {
     return __uint_as_float(pair & 0xFFFF0000);
 }
 
-// silu(g) for |g| <= kModerateGate or NaN.
-__device__ __forceinline__ float silu_moderate(float g) {
-    const float d = 1.0f + exponential::of_moderate(-g);
-    // The hardware's own division, without its special cases and its last correction: tried for
-    // every g and every reciprocal within 2 ulp, the quotient is the correctly rounded one but for
-    // g = 2^-23, d = 2 - 2^-23, which needs (as that division does) the nearest reciprocal.
+// g / d for d = 1 + exp(-g), correctly rounded. The hardware's own division, without its special
+// cases and its last correction: tried for every g from -89 to 80 (those below -40 times 2^-32, d
+// too) and every reciprocal within 2 ulp, the quotient is the rounded one but for g = 2^-23, d = 2
+// - 2^-23, which needs (as that division does) the nearest reciprocal.
+__device__ __forceinline__ float divide(float g, float d) {
     float r = ptx::reciprocal_approximate(d);
     r = __fmaf_rn(__fmaf_rn(-d, r, 1.0f), r, r);
     const float q = g * r;
-    // The remainder is negated twice, which keeps the sign of -0.
-    return __fmaf_rn(-__fmaf_rn(d, q, -g), r, q);
+    const float remainder = __fmaf_rn(d, q, -g);  // of this sign, so that -0 stays -0
+    return __fmaf_rn(remainder, -r, q);
 }
 
+// silu(g) for |g| <= kModerateGate or NaN.
+__device__ __forceinline__ float silu_moderate(float g) {
+    return divide(g, 1.0f + exponential::of_moderate(-g));
+}
+
+// silu(min(g, L)) for any g.
 __device__ __forceinline__ float silu_any(float g) {
     if (kHasLimit && g > kLimit) g = kLimit;
-    return __fdiv_rn(g, 1.0f + exponential::of_any(-g));
+    if (g > 80.0f) return g;  // 1 + exp(-g) is 1
+    const float d = 1.0f + exponential::of_any(-g);
+    if (d > 3.40282347e+38f) return g * 0.0f;          // infinity: -0, or NaN for -infinity
+    const float scale = g < -40.0f ? 0x1p-32f : 1.0f;  // keeps the reciprocal a normal number
+    return divide(g * scale, d * scale);
 }
 
 __device__ __forceinline__ float clamped_up(float u) {

@@ -26,7 +26,7 @@ class SiluTable {
             const uint32_t bits = i & kMask;
             const uint32_t magnitude = lowest_ + (bits ^ bits >> 3 ^ bits >> 6 ^ bits >> 9);
             const uint32_t sign = i / (kMask + 1);
-            entries[i] = silu(__uint_as_float(magnitude << 16 | sign << 31) * gate_scale);
+            entries[i] = silu_any(__uint_as_float(magnitude << 16 | sign << 31) * gate_scale);
         }
     }
 
@@ -46,11 +46,6 @@ class SiluTable {
     static constexpr int kBinades = 32;
     static constexpr uint32_t kMask = kBinades * 128 - 1;
     static_assert(kEntries == 2 * (kMask + 1), "");
-
-    __device__ __forceinline__ static float silu(float g) {
-        if (kHasLimit && g > kLimit) g = kLimit;
-        return fabsf(g) <= 80.0f ? silu_moderate(g) : silu_any(g);
-    }
 
     // A place p has entry (p ^ p >> 3) mod 2^13: that keeps places apart, and brings the sign down
     // to the others. `offset` is the entry's, in bytes, with other bits around it.

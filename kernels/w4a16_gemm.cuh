@@ -1,4 +1,5 @@
-// W4A16 GEMM: out[m, n] = sum_k a[m, k] W[n, k], float32 accumulation, and then as in mmq_output.cuh
+// W4A16 GEMM: out[m, n] = sum_k a[m, k] W[n, k], float32 accumulation, and then as in
+// mmq_output.cuh
 //
 //   out[m, n] = round((sum * out_scale[n * out_scale_stride]) * row_scale[m])
 //
@@ -65,7 +66,7 @@ class StageCopy {
     static constexpr int kPassTokens = kThreads / 8;
     using Weights = mmq::WeightCopy<kThreads, kCheckRows, false>;
 
-   public:
+ public:
     __device__ __forceinline__ StageCopy(uint8_t* ring, const Problem& p, uint32_t thread,
                                          uint32_t group)
         : StageCopy(ring, p, thread, group, blockIdx.x * kRows, blockIdx.y * kTokens) {}
@@ -84,7 +85,7 @@ class StageCopy {
         from_ += mmq::Tile<kTokens>::kGroups * layouts::kWeightBlockValues;
     }
 
-   private:
+ private:
     __device__ __forceinline__ StageCopy(uint8_t* ring, const Problem& p, uint32_t thread,
                                          uint32_t group, uint32_t first_row, uint32_t first_token)
         : weights_(ring + S::kWeightCodes, ring + S::kWeightScales,
@@ -103,7 +104,7 @@ class StageCopy {
         if (aligned_) {
             ptx::cp_async<16>(to, from, exists ? 16 : 0);
         } else {
-#pragma unroll
+#pragma unroll 1
             for (int i = 0; i < 8; ++i) {
                 reinterpret_cast<bf16_t*>(to)[i] = exists ? from[i] : static_cast<bf16_t>(0);
             }
@@ -118,8 +119,8 @@ class StageCopy {
 };
 
 // Four codes, elements j = 0..3 of a word's high or low nibbles, as bfloat16 values times 2^-126:
-// sign in bit 15, exponent and mantissa in bits 8 to 6. `bytes01` has the word's bytes 0 and 1 at bits
-// 0 and 16. One select brings sign and magnitude together, the mask drops all other bits.
+// sign in bit 15, exponent and mantissa in bits 8 to 6. `bytes01` has the word's bytes 0 and 1 at
+// bits 0 and 16. One select brings sign and magnitude together, the mask drops all other bits.
 template <int kHigh>
 __device__ __forceinline__ uint32_t decode2(uint32_t bytes) {
     uint32_t merged = kHigh ? ptx::bit_select(0x80008000, bytes << 8, bytes << 2)
@@ -143,7 +144,7 @@ class WarpStep {
     using T = mmq::Tile<kTokens>;
     using S = Stages<kTokens>;
 
-   public:
+ public:
     using Accumulators = float[T::kTilesA][T::kTilesB][4];
 
     __device__ __forceinline__ WarpStep(const uint8_t* ring, const mmq::WarpPlace<kTokens>& warp,
@@ -151,7 +152,8 @@ class WarpStep {
         : lane_(lane),
           codes_(S::kWeightCodes + mmq::code_offset(warp.first_row + lane, 0)),
           scales_(S::kWeightScales + (warp.first_row + lane / 4) * mmq::kBlockScaleBytes),
-          acts_(S::kActs + act_offset(warp.first_token + lane / 4, lane / 2 % 2 * 2) + lane % 2 * 8),
+          acts_(S::kActs + act_offset(warp.first_token + lane / 4, lane / 2 % 2 * 2) +
+                lane % 2 * 8),
           ring_(ring) {}
 
     __device__ __forceinline__ void operator()(Accumulators& acc, uint32_t at) const {
@@ -166,7 +168,7 @@ class WarpStep {
         half<1>(acc, stage, scales);
     }
 
-   private:
+ private:
     // The 32 of k of groups 2 kHalf and 2 kHalf + 1.
     template <int kHalf>
     __device__ __forceinline__ void half(Accumulators& acc, const uint8_t* stage,
@@ -175,8 +177,7 @@ class WarpStep {
 #pragma unroll
         for (int r = 0; r < 2 * T::kTilesA; r += 4) {
             uint32_t four[4];
-            ptx::ldmatrix_x4(four, stage + (codes_ ^ kHalf * 16) +
-                                       8 * r * kCodeRowBytes);
+            ptx::ldmatrix_x4(four, stage + (codes_ ^ kHalf * 16) + 8 * r * kCodeRowBytes);
 #pragma unroll
             for (int i = 0; i < 4; ++i) words[r + i] = four[i];
         }
@@ -184,7 +185,8 @@ class WarpStep {
         product<0, kHalf>(acc, stage, words, scales);
     }
 
-    // One 16-wide product: lane 4 g + t has elements 16 (t / 2) + 8 kHigh + 4 (t % 2) + 0..3 of the 32.
+    // One 16-wide product: lane 4 g + t has elements 16 (t / 2) + 8 kHigh + 4 (t % 2) + 0..3 of
+    // the 32.
     template <int kHigh, int kHalf>
     __device__ __forceinline__ void product(Accumulators& acc, const uint8_t* stage,
                                             const uint32_t (&words)[2 * T::kTilesA],

@@ -28,6 +28,12 @@ KERNELS = {
     "f16_scaled": "y[i] = ptx::mul_f16x2_by_magnitude<1>(x[i] & 0xFFFF, x[i]) & 0xFFFF;",
     "bf16_product": "y[i] = ptx::mul_bf16x2(x[i], x[i] >> 16 | x[i] << 16);",
     "bf16_scaled": "y[i] = ptx::mul_bf16x2_by_half<1>(x[i], x[i]);",
+    "f16_fma": "y[i] = ptx::fma_f16x2_by_half<1>(x[i], x[i ^ 1], x[i ^ 2]);",
+    "f16_minimum": "y[i] = ptx::min_magnitude_f16x2(x[i], x[i ^ 1]);",
+    "f16_pair": "float a, b; ptx::f16x2_to_floats(x[i], a, b); y[i] = ptx::floats_to_f16x2(b, a);",
+    "f16_truncated": "y[i] = ptx::floats_to_f16x2_toward_zero(__uint_as_float(x[i]), 1.0f);",
+    "add_min": "y[i] = ptx::add_min_u16x2(x[i], x[i ^ 1], x[i ^ 2]);",
+    "add_max": "y[i] = ptx::add_max_s16x2(x[i], x[i ^ 1], x[i ^ 2]);",
     "e4m3_decode": "y[i] = ptx::e4m3x2_to_f16x2(x[i]);",
     "permute": "y[i] = ptx::byte_permute(0x83828100, 0x07868504, x[i]);",
     "selected": "y[i] = ptx::bit_select(x[i], 0x01234567, 0x89ABCDEF);",
@@ -103,6 +109,27 @@ def test_float16_products_are_numpys(emulate: Emulator) -> None:
     np.testing.assert_array_equal(result, expected)
     result = run(emulate, "f16_scaled", words).astype(np.uint16).view(np.float16)
     np.testing.assert_array_equal(result, scaled)
+
+
+def test_float16_pairs_are_numpys(emulate: Emulator) -> None:
+    words = np.random.default_rng(9).integers(0, 2**32, 8192, dtype=np.uint32)
+    a, b, c = (words[np.arange(8192) ^ i].view(np.float16).reshape(-1, 2) for i in range(3))
+    with np.errstate(all="ignore"):
+        fused = a.astype(np.float64) * b[:, 1:] + c  # exact where float16 holds the result
+        expected = np.where(np.isnan(fused), 0x7FFF, fused.astype(np.float16).view(np.uint16))
+    result = run(emulate, "f16_fma", words).view(np.uint16).reshape(-1, 2)
+    np.testing.assert_array_equal(result, expected)
+    result = run(emulate, "f16_minimum", words).view(np.float16).reshape(-1, 2)
+    np.testing.assert_array_equal(result, np.fmin(np.abs(a), b))
+    result = run(emulate, "f16_pair", words).view(np.float16).reshape(-1, 2)
+    np.testing.assert_array_equal(result, a[:, ::-1])
+    floats = some_floats()
+    truncated = run(emulate, "f16_truncated", floats).view(np.float16)[::2]
+    with np.errstate(all="ignore"):
+        nearest = floats.astype(np.float16)
+        too_far = np.abs(nearest) > np.abs(floats)
+        expected = np.where(too_far, np.nextafter(nearest, np.float16(0)), nearest)
+    np.testing.assert_array_equal(truncated, expected)
 
 
 def test_bfloat16_products_are_exact_once_rounded(emulate: Emulator) -> None:
@@ -193,6 +220,12 @@ def _swapped(words: np.ndarray) -> np.ndarray:
 
 def test_integer_pairs_and_e4m3_are_numpys(emulate: Emulator) -> None:
     words = np.random.default_rng(7).integers(0, 2**32, 4096, dtype=np.uint32)
+    for name, dtype, pick in (
+        ("add_min", np.uint16, np.minimum),
+        ("add_max", np.int16, np.maximum),
+    ):
+        a, b, c = (words[np.arange(4096) ^ i].view(dtype) for i in range(3))
+        np.testing.assert_array_equal(run(emulate, name, words).view(dtype), pick(a + b, c))
     expected = np.minimum(words.view(np.int16), _swapped(words).view(np.int16))
     np.testing.assert_array_equal(run(emulate, "min_s16", words).view(np.int16), expected)
     floats = some_floats()

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.skipif(bool(missing_emulator()), reason=missing_emulato
 ENTRIES = {
     *(MmqQuantizeAct.plan(m=1, k=1, row_scale=row_scale).entry for row_scale in (False, True)),
     *(SiluMulQuant.plan(m=1, k=1, row_scale=row_scale).entry for row_scale in (False, True)),
-    SiluMulScaled.plan(total=1).entry,
-    ScaleBf16.plan(total=1).entry,
+    SiluMulQuant.plan_wide(m=1, k=1, num_multiprocessors=1).entry,
+    *(plan(total=1).entry for plan in (SiluMulScaled.plan, SiluMulScaled.plan_wide)),
+    *(plan(total=1).entry for plan in (ScaleBf16.plan, ScaleBf16.plan_wide)),
 }
 BLOCKS = {"y": "block_fp4_mmq"}
 # One value, the tail of a group, of a block of 256, of what a block of threads works on.
@@ -83,24 +84,39 @@ def test_silu_mul_quant(emulate: Emulator, shape: tuple[int, int], options: dict
     assert_emulates(emulate, config, inputs, outputs, builds=(False,), kinds=BLOCKS)
 
 
-@pytest.mark.parametrize("total", [1, 9, 255, 2049, 5000])
+# Scales that put the table's gates below, at and above the range of bfloat16, and unusual ones.
+@pytest.mark.parametrize("gate_scale", [0.7, -3e-38, 1e30, 0.0, np.inf])
+@pytest.mark.parametrize("limit", LIMITS[:2])
+def test_silu_mul_quant_by_table(emulate: Emulator, gate_scale: float, limit: float | None) -> None:
+    m, k = 19, 300  # 608 groups of 16 with the padding
+    gate, up = gate_and_up((m, k))
+    result = reference.nvfp4_silu_mul_quant(gate, up, gate_scale, 1.3, swiglu_limit=limit)
+    config = SiluMulQuant.plan_wide(m=m, k=k, num_multiprocessors=3, swiglu_limit=limit)
+    inputs = {"gate": gate, "up": up, "gate_scale": gate_scale, "up_scale": 1.3}
+    assert_emulates(emulate, config, inputs, {"y": result}, builds=(False,), kinds=BLOCKS)
+
+
+@pytest.mark.parametrize("total", [1, 9, 255, 2049, 9000])
 @pytest.mark.parametrize("limit", LIMITS)
 def test_silu_mul_scaled(emulate: Emulator, total: int, limit: float | None) -> None:
     gate, up = gate_and_up((total,))
     out = reference.nvfp4_silu_mul_scaled(gate, up, 0.7, 1.3, swiglu_limit=limit)
-    config = SiluMulScaled.plan(total=total, swiglu_limit=limit)
     inputs = {"gate": gate, "up": up, "gate_scale": 0.7, "up_scale": 1.3}
-    assert_emulates(emulate, config, inputs, {"out": out}, builds=(False,))
-    emulate(config, **{**inputs, "gate": gate, "out": gate}, offset=4)  # over gate
-    np.testing.assert_array_equal(gate.view(np.uint16), out.view(np.uint16))
+    for plan in (SiluMulScaled.plan, SiluMulScaled.plan_wide):
+        config = plan(total=total, swiglu_limit=limit)
+        assert_emulates(emulate, config, inputs, {"out": out}, builds=(False,))
+        over = gate.copy()
+        emulate(config, **{**inputs, "gate": over, "out": over}, offset=4)
+        np.testing.assert_array_equal(over.view(np.uint16), out.view(np.uint16))
 
 
 @pytest.mark.parametrize("total", [1, 9, 255, 2049, 5000])
 def test_scale_bf16(emulate: Emulator, total: int) -> None:
     data = awkward_values((total,), bfloat16())
     out = reference.nvfp4_scale_bf16(data, 0.3)
-    config = ScaleBf16.plan(total=total)
-    assert_emulates(emulate, config, {"data": data, "scale": 0.3}, {"data": out}, builds=(False,))
+    inputs = {"data": data, "scale": 0.3}
+    for plan in (ScaleBf16.plan, ScaleBf16.plan_wide):
+        assert_emulates(emulate, plan(total=total), inputs, {"data": out}, builds=(False,))
 
 
 @pytest.mark.parametrize("case", seed_cases("act_", "silu_", "scale_"), ids=str)

@@ -27,6 +27,7 @@ KERNELS = {
     "atomics": (
         "y[i] = i == 1 ? ~0u : 0; __syncthreads(); atomicAdd(y, x[i]); atomicMin(y + 1, x[i] + 3);"
     ),
+    "largest": "y[i] = ptx::warp_max(x[i]);",
     "ldmatrix": (
         "__shared__ alignas(16) uint32_t s[128]; for (int j = 0; j < 4; j++) s[4 * i + j] = x[4 * i"
         " + j]; __syncthreads(); uint32_t a[4], b[2]; ptx::ldmatrix_x4(a, s + 4 * i);"
@@ -79,9 +80,11 @@ def test_warp_operations_are_those_of_the_cuda_guide(emulate: Emulator) -> None:
     np.testing.assert_array_equal(result[:, 5:], np.tile([3, 11, 1], (32, 1)))
 
 
-def test_atomics_add_up(emulate: Emulator) -> None:
+def test_atomics_and_reductions(emulate: Emulator) -> None:
     result = run(emulate, "atomics", np.arange(32, dtype=np.uint32), 32)
     assert result[:2].tolist() == [496, 3]
+    words = np.random.default_rng(1).integers(0, 2**32, 32, np.uint32)
+    assert set(run(emulate, "largest", words, 32)) == {words.max()}
 
 
 def test_ldmatrix_hands_out_rows(emulate: Emulator) -> None:

@@ -92,17 +92,20 @@ inline float f16_to_float(uint16_t bits) {
     return __uint_as_float((magnitude << 13) + (bias << 23) | sign);
 }
 
-inline uint16_t float_to_f16(float value) {
+// Rounds to the nearest, ties to even, or toward zero.
+template <bool kNearest = true>
+inline uint16_t double_to_f16(double value) {
     if (value != value) return 0x7FFF;
-    const uint32_t sign = __float_as_uint(value) >> 16 & 0x8000;
-    const float magnitude = fabsf(value);
-    if (magnitude >= 65520.0f) return sign | 0x7C00;
-    if (magnitude < __builtin_ldexpf(1.0f, -14))  // multiples of 2^-24
-        return sign | uint32_t(__builtin_nearbyintf(__builtin_ldexpf(magnitude, 24)));
-    const uint32_t bits = __float_as_uint(magnitude);
-    const uint32_t rounded = bits + 0xFFF + (bits >> 13 & 1);
-    return sign | ((rounded >> 13) - ((127 - 15) << 10));
+    const uint32_t sign = __builtin_signbit(value) ? 0x8000 : 0;
+    const double magnitude = __builtin_fabs(value);
+    if (magnitude >= 65520.0) return sign | (kNearest || magnitude == INFINITY ? 0x7C00 : 0x7BFF);
+    // From 2^e on floats are multiples of 2^(e - 10); 2^10 of them carry into the exponent.
+    const int e = magnitude < 0x1p-14 ? -14 : __builtin_ilogb(magnitude);
+    const double units = __builtin_ldexp(magnitude, 10 - e);
+    return sign | (((e + 14) << 10) + int(kNearest ? __builtin_nearbyint(units) : units));
 }
+
+inline uint16_t float_to_f16(float value) { return double_to_f16(value); }
 
 inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
     auto half = [&](int shift) -> uint32_t {
@@ -117,35 +120,27 @@ inline uint32_t mul_f16x2_by_magnitude(uint32_t values, uint32_t scales) {
     return mul_f16x2(values, magnitude << 16 | magnitude);
 }
 
-// To 11 bits, or to a multiple of 2^-24, by kRound.
-template <double kRound(double)>
-inline uint16_t double_to_f16(double value) {
-    if (!(__builtin_fabs(value) < 65536.0)) return float_to_f16(float(value));
-    const int exponent = value == 0.0 ? 0 : max(__builtin_ilogb(value), -14);
-    const double steps = kRound(__builtin_ldexp(value, 10 - exponent));
-    return float_to_f16(float(__builtin_ldexp(steps, exponent - 10)));
-}
-
-inline double to_nearest(double value) { return __builtin_nearbyint(value); }
-inline double toward_zero(double value) { return __builtin_trunc(value); }
-
-// A product has 22 bits; a sum that a double cannot hold is far from any midpoint.
 template <int kHalf>
 inline uint32_t fma_f16x2_by_half(uint32_t values, uint32_t factors, uint32_t addends) {
     const double factor = f16_to_float(factors >> 16 * kHalf);
-    auto half = [&](int shift) -> uint32_t {
-        const double product = f16_to_float(values >> shift) * factor;
-        return double_to_f16<to_nearest>(product + f16_to_float(addends >> shift));
+    auto half = [&](int shift) -> uint32_t {  // exact in float64 unless it overflows
+        return double_to_f16(f16_to_float(values >> shift) * factor +
+                             f16_to_float(addends >> shift));
     };
     return half(16) << 16 | half(0);
 }
 
-inline uint32_t min_magnitude_f16x2(uint32_t a, uint32_t b) {
-    auto half = [&](int shift) -> uint32_t {
-        const uint32_t magnitude = a >> shift & 0x7FFF, y = b >> shift & 0xFFFF;
-        return magnitude <= 0x7C00 && f16_to_float(magnitude) < f16_to_float(y) ? magnitude : y;
-    };
-    return half(16) << 16 | half(0);
+inline uint32_t floats_to_f16x2(float low, float high) {
+    return uint32_t(float_to_f16(high)) << 16 | float_to_f16(low);
+}
+
+inline uint32_t floats_to_f16x2_toward_zero(float low, float high) {
+    return uint32_t(double_to_f16<false>(high)) << 16 | double_to_f16<false>(low);
+}
+
+inline void f16x2_to_floats(uint32_t pair, float& low, float& high) {
+    low = f16_to_float(pair);
+    high = f16_to_float(pair >> 16);
 }
 
 inline uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
@@ -167,40 +162,6 @@ inline uint32_t e4m3x2_to_f16x2(uint32_t bytes) {
 inline uint16_t float_to_bf16(float value) {
     const uint32_t bits = __float_as_uint(value);
     return value != value ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-}
-
-inline uint32_t floats_to_f16x2(float low, float high) {
-    return uint32_t(float_to_f16(high)) << 16 | float_to_f16(low);
-}
-
-inline uint32_t floats_to_f16x2_toward_zero(float low, float high) {
-    auto truncated = [](float value) -> uint32_t {
-        if (value != value) return 0x7FFF;
-        const uint32_t sign = __float_as_uint(value) >> 16 & 0x8000;
-        if (fabsf(value) >= 65536.0f) return sign | (fabsf(value) == INFINITY ? 0x7C00 : 0x7BFF);
-        return double_to_f16<toward_zero>(value);
-    };
-    return truncated(high) << 16 | truncated(low);
-}
-
-inline void f16x2_to_floats(uint32_t pair, float& low, float& high) {
-    low = f16_to_float(pair);
-    high = f16_to_float(pair >> 16);
-}
-
-// Of unsigned, and of signed 16-bit integers.
-inline uint32_t add_min_u16x2(uint32_t a, uint32_t b, uint32_t c) {
-    auto half = [&](int shift) -> uint32_t {
-        return min((a >> shift) + (b >> shift) & 0xFFFF, c >> shift & 0xFFFF);
-    };
-    return half(16) << 16 | half(0);
-}
-
-inline uint32_t add_max_s16x2(uint32_t a, uint32_t b, uint32_t c) {
-    auto half = [&](int shift) -> uint32_t {
-        return uint16_t(max(int16_t((a >> shift) + (b >> shift)), int16_t(c >> shift)));
-    };
-    return half(16) << 16 | half(0);
 }
 
 // By hand where the value is subnormal, which a conversion with flush-to-zero would lose.
@@ -252,9 +213,32 @@ inline uint32_t min_nan_f16x2(uint32_t a, uint32_t b) { return pick_pair<0x7C00,
 
 inline float max_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 
+inline uint32_t min_magnitude_f16x2(uint32_t a, uint32_t b) {
+    auto half = [&](int shift) -> uint32_t {
+        const uint32_t x = a >> shift & 0x7FFF, y = b >> shift & 0xFFFF;
+        if ((y & 0x7FFF) > 0x7C00) return x > 0x7C00 ? 0x7FFF : x;
+        return x > 0x7C00 || y >> 15 || y < x ? y : x;
+    };
+    return half(16) << 16 | half(0);
+}
+
+template <class T, class F>
+inline uint32_t each_half(uint32_t a, uint32_t b, F f) {
+    return uint32_t(uint16_t(f(T(a >> 16), T(b >> 16)))) << 16 | uint16_t(f(T(a), T(b)));
+}
+
 inline uint32_t min_s16x2(uint32_t a, uint32_t b) {
-    const int low = min(int16_t(a), int16_t(b)), high = min(int16_t(a >> 16), int16_t(b >> 16));
-    return uint32_t(high) << 16 | (low & 0xFFFF);
+    return each_half<int16_t>(a, b, [](int x, int y) { return min(x, y); });
+}
+
+inline uint32_t add_min_u16x2(uint32_t a, uint32_t b, uint32_t c) {
+    const uint32_t sum = each_half<uint16_t>(a, b, [](int x, int y) { return x + y; });
+    return each_half<uint16_t>(sum, c, [](int x, int y) { return min(x, y); });
+}
+
+inline uint32_t add_max_s16x2(uint32_t a, uint32_t b, uint32_t c) {
+    const uint32_t sum = each_half<int16_t>(a, b, [](int x, int y) { return x + y; });
+    return each_half<int16_t>(sum, c, [](int x, int y) { return max(x, y); });
 }
 
 inline uint32_t float_to_e4m3(float value) {

@@ -153,7 +153,7 @@ class MmqQuantizeAct:
                     "y",
                     padded // FP4_MMQ_BLOCK_VALUES * m * FP4_MMQ_BLOCK_BYTES,
                     "out",
-                    alignment=16,
+                    alignment=4,
                 ),
                 u64("k", k),
                 u64("row_stride", stride),
