@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(256)
                                             first, total);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     nvfp4_silu_mul_scaled_wide_kernel(const bf16_t* gate, const bf16_t* __restrict__ up,
                                       bf16_t* out, float gate_scale, float up_scale,
                                       uint64_t total) {

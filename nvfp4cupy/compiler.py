@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ __all__ = [
     "choose_target",
     "cubin",
     "current_target",
+    "kernel_cache",
     "launch",
     "nvrtc",
 ]
@@ -121,6 +123,12 @@ def nvrtc() -> tuple[tuple[int, int], tuple[int, ...]]:
             f'NVRTC is not usable ({error}); install it with: pip install "nvfp4cupy[cuda12]" '
             "(or [cuda13])"
         ) from error
+
+
+def kernel_cache() -> str:
+    """Return the folder where CuPy keeps compiled kernels; CuPy itself has no public name for it."""
+    default = os.path.join(os.path.expanduser("~"), ".cupy", "kernel_cache")
+    return os.environ.get("CUPY_CACHE_DIR", default)
 
 
 def current_target(source: str) -> Target:

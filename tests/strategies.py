@@ -137,10 +137,9 @@ def decode_scales(count: int, *, usable: bool = False) -> st.SearchStrategy[np.n
     """Draw float32 scales of which most are usable, and none is forbidden."""
     table = _scale_table()
     if usable:
-        table = table[np.isfinite(table) & (table >= FLOAT32_MIN_NORMAL)]
-    return st.binary(min_size=count, max_size=count).map(
-        lambda drawn: table[np.frombuffer(drawn, np.uint8) % len(table)]
-    )
+        table = np.resize(table[np.isfinite(table) & (table >= FLOAT32_MIN_NORMAL)], 256)
+    chosen = st.binary(min_size=count, max_size=count)
+    return chosen.map(lambda drawn: table[np.frombuffer(drawn, np.uint8)])
 
 
 def factors() -> st.SearchStrategy[float]:

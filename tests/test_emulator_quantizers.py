@@ -167,7 +167,9 @@ def test_golden_bytes(emulate: Emulator, case: SeedCase) -> None:
         inputs = {"x": x, "gsa": gsa}
     codes, scales = (a.view(np.uint8).reshape(m, -1) for a in case.outputs)
     assert (codes.shape, scales.shape) == ((m, n // 2), (m, n // 16))
-    assert_emulates(emulate, config, inputs, {"out_fp4": codes, "out_sf": scales}, kinds=KINDS)
+    outputs = {"out_fp4": codes, "out_sf": scales}
+    num_ways = 1 if case.name.endswith("all_bf16") else 3  # 65536 groups take a while
+    assert_emulates(emulate, config, inputs, outputs, num_ways=num_ways, kinds=KINDS)
 
 
 def test_offsets_beyond_32_bits(emulate: Emulator) -> None:

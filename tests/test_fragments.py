@@ -21,7 +21,9 @@ FRAGMENTS = FACTS["fragments"]
 LANES = range(32)
 
 # mmq_fragments.cuh needs of PTX only that its header compiles.
-STUB = '#include "types.cuh"\nnamespace ptx { uint32_t byte_permute(uint32_t, uint32_t, uint32_t); }'
+STUB = (
+    '#include "types.cuh"\nnamespace ptx { uint32_t byte_permute(uint32_t, uint32_t, uint32_t); }'
+)
 # Every function on all that it is called with: name, its C++ call of i and j, and their ranges.
 CALLS = {
     "code_element": ("code_element(i, j)", 8, 8),

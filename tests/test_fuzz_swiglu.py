@@ -56,7 +56,7 @@ def test_swiglu_is_near_its_formula(operands: Any, limit: float | None) -> None:
     top = np.inf if limit is None else limit
     pairs = ((gate, factors[0]), (up, factors[1]))
     with np.errstate(all="ignore"):
-        g, u = (to_float32(to_float32(x) * np.float32(f)) for x, f in pairs)
+        g, u = (to_float32(to_float32(x) * to_float32(np.float32(f))) for x, f in pairs)
         g, u = (x.astype(np.float64) for x in (np.minimum(g, top), np.clip(u, -top, top)))
         exact = g / (1 + np.exp(-g)) * u
         error = np.abs(exact) * (2.0**-8 + 2.0**-21) + np.abs(u) * 2.0**-120 + 2.0**-125

@@ -32,7 +32,7 @@ def assert_within_bound(out: Any, a: np.ndarray, blocks: np.ndarray, **scaling: 
     y = np.asarray(out.get() if hasattr(out, "get") else out).astype(np.float64)
     exact = reference.gemm_float64(a, blocks, **scaling)
     assert (abs(y - exact) <= reference.gemm_error_bound(a, blocks, **scaling)).all()
-    # Most of what is allowed is the one rounding to bfloat16: half of 2^-8 of each element.
+    # Most of what is allowed is the one rounding to bfloat16: at most 2^-8 of each element.
     assert relative_error(out, exact) <= 2.0**-8
 
 

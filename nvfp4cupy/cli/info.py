@@ -74,7 +74,7 @@ def _gpu_facts() -> dict[str, Any]:
         "CUDA driver": _cuda_version(cupy.cuda.runtime.driverGetVersion()),
         "CUDA runtime": _cuda_version(cupy.cuda.runtime.runtimeGetVersion()),
         "CuPy": cupy.__version__,
-        "kernel cache": cupy.cuda.compiler.get_cache_dir(),
+        "kernel cache": compiler.kernel_cache(),
     }
     try:
         nvrtc, _ = compiler.nvrtc()

@@ -120,6 +120,7 @@ class MmqGemmTiled:
             ValueError: a size or an option does not fit, or m > mmq_x.
         """
         tile = _tile(m, mmq_x, allow_restream)
+        _check_sizes(m, n, k, tile)
         activations = pointer("a", div_ceil(k, 256) * m * layouts.FP4_MMQ_BLOCK_BYTES, alignment=16)
         defines = (("NVFP4_DETERMINISTIC_KBLOCKS", "1"),) if deterministic_kblocks else ()
         return _plan(
@@ -195,6 +196,7 @@ class W4A16Gemm:
             ValueError: a size or an option does not fit.
         """
         tile = _tile(m, mmq_x, allow_restream=True)
+        _check_sizes(m, n, k, tile)
         stride = k if a_stride is None else a_stride
         if not 0 <= stride <= _MAX_U32:
             raise ValueError(f"a_stride must be from 0 to {_MAX_U32}, got a_stride={stride}")
@@ -277,7 +279,6 @@ def _plan(
     defines: tuple[tuple[str, str], ...] = (),
 ) -> LaunchConfig:
     m, n, k = shape
-    _check_sizes(m, n, k, tile)
     if dtype not in _OUTPUT_BYTES:
         raise ValueError(f"dtype must be one of {', '.join(_OUTPUT_BYTES)}, got {dtype!r}")
     if number := list(_OUTPUT_BYTES).index(dtype):
