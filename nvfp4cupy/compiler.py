@@ -126,7 +126,7 @@ def nvrtc() -> tuple[tuple[int, int], tuple[int, ...]]:
 
 
 def kernel_cache() -> str:
-    """Return the folder where CuPy keeps compiled kernels; CuPy itself has no public name for it."""
+    """Return the folder where CuPy keeps compiled kernels, for which it has no public name."""
     default = os.path.join(os.path.expanduser("~"), ".cupy", "kernel_cache")
     return os.environ.get("CUPY_CACHE_DIR", default)
 

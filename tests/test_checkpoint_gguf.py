@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from test_checkpoint_builders import assert_same_weight, random_weight
@@ -18,6 +17,8 @@ from nvfp4cupy.checkpoint import (
     write_gguf,
 )
 from nvfp4cupy.checkpoint.tensors import numpy_dtype
+
+gguf = pytest.importorskip("gguf")
 from nvfp4cupy.formats import bfloat16
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -230,6 +234,29 @@ def test_four_threads_on_four_streams_agree() -> None:
         for g, r in zip(got, right, strict=True):
             assert_bytes_equal(g.view(np.uint8), r.view(np.uint8))
     assert len(results) == 4
+
+
+def test_two_processes_with_an_empty_cache_compile_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, cupy, nvfp4cupy as nv;"
+        "x = np.load(sys.argv[1]);"
+        "np.savez(sys.argv[2], *[r.get() for r in nv.amax_quantize_nvfp4(cupy.asarray(x))])"
+    )
+    x = X.astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    environment = {**os.environ, "CUPY_CACHE_DIR": str(tmp_path / "cache")}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "x.npy"), str(tmp_path / f"{i}.npz")],
+            env=environment,
+        )
+        for i in range(2)
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
+    for i in range(2):
+        with np.load(tmp_path / f"{i}.npz") as results:
+            for got, right in zip(results.values(), nv.amax_quantize_nvfp4(x), strict=True):
+                assert_bytes_equal(got.view(np.uint8), right.view(np.uint8))
 
 
 @pytest.mark.parametrize("rows", [70_000, 248_320])
