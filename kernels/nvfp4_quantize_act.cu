@@ -33,8 +33,7 @@ struct Bf16Row {
     }
 };
 
-// 8 blocks per multiprocessor: 64 registers.
-extern "C" __global__ void __launch_bounds__(128, 8)
+extern "C" __global__ void __launch_bounds__(128)
     atlas_nvfp4_quantize_bf16(const bf16_t* __restrict__ x, uint8_t* __restrict__ y, uint64_t k,
                               uint64_t row_stride, uint64_t kpad, uint32_t m) {
     act::quantize(Bf16Row{x + blockIdx.x * row_stride, static_cast<uint32_t>(k)}, y, kpad, m);

@@ -8,36 +8,12 @@
 // row_scale [m]: the row's largest |h| / 2688, 1 for a zero row.
 // Defines: NVFP4_SWIGLU_LIMIT, NVFP4_NO_SWIGLU_LIMIT, NVFP4_ROUND_INTERMEDIATE.
 //
-// atlas_nvfp4_silu_mul_quant, with and without _rowscale: grid (m, ceil(kpad, 2048), 1), block
-// (128, 1, 1), see quantize_act.cuh. No dynamic shared memory.
-//
-// nvfp4_silu_mul_quant_wide_kernel: grid (x, 1, 1), x up to 65535: one block per multiprocessor;
-// block (1024, 1, 1). Each block fills a table of the SiLU, 32 KiB of static shared memory, and
-// works on every x-th run of 1024 groups of 16, counted along rows: for sizes where that pays.
+// Grid (m, ceil(kpad, 2048), 1), block (128, 1, 1), see quantize_act.cuh. No dynamic shared memory.
 //
 // Source: nvfp4_mmq.rs, nvfp4_silu_mul_quant.
 #include "quantize_act.cuh"
-#include "swiglu_table.cuh"
-
-#ifndef NVFP4_ROUND_INTERMEDIATE
-#define NVFP4_ROUND_INTERMEDIATE 0
-#endif
-
-constexpr bool kRounds = NVFP4_ROUND_INTERMEDIATE != 0;
-
-// What is left to do with 16 values of a row of k from element `first` on.
-__device__ __forceinline__ void finish(float (&h)[kGroupSize], uint32_t first, uint32_t k) {
-    if (first + kGroupSize > k) {  // zero times a scale of infinity would not be zero
-#pragma unroll
-        for (int i = 0; i < kGroupSize; i++) {
-            if (first + i >= k) h[i] = 0.0f;
-        }
-    }
-    if constexpr (kRounds) {
-#pragma unroll
-        for (int i = 0; i < kGroupSize; i++) h[i] = to_float(ptx::float_to_bf16(h[i]));
-    }
-}
+#include "swiglu.cuh"
+#include "swiglu_group.cuh"
 
 struct SwigluRow {
     const bf16_t* gate;
@@ -50,7 +26,7 @@ struct SwigluRow {
         act::load_pairs(gate, group, k, gates);
         act::load_pairs(up, group, k, ups);
         swiglu::silu_mul<8>(gates, ups, gate_scale, up_scale, h);
-        finish(h, group * kGroupSize, k);
+        finish_group(h, group * kGroupSize, k);
     }
 
     __device__ __forceinline__ QuantizedGroup quantized(uint32_t group) const {
@@ -86,39 +62,4 @@ extern "C" __global__ void __launch_bounds__(128)
     const SwigluRow row = {gate + first, up + first, gate_scale, up_scale,
                            static_cast<uint32_t>(k)};
     act::quantize_with_row_scale(row, y, kpad, m, row_scale);
-}
-
-extern "C" __global__ void __launch_bounds__(1024)
-    nvfp4_silu_mul_quant_wide_kernel(const bf16_t* __restrict__ gate, const bf16_t* __restrict__ up,
-                                     uint8_t* __restrict__ y, float gate_scale, float up_scale,
-                                     uint64_t k, uint64_t kpad, uint32_t m) {
-    constexpr uint32_t kThreads = 1024;
-    __shared__ float entries[swiglu::SiluTable::kEntries];
-    const swiglu::SiluTable table(entries, gate_scale);
-    __syncthreads();
-    const uint32_t num_groups = static_cast<uint32_t>(kpad) / kGroupSize;
-    const uint32_t columns = static_cast<uint32_t>(k);
-    // The next group is `step` further, in rows and groups.
-    const uint32_t step = gridDim.x * kThreads;
-    const uint32_t step_rows = step / num_groups;
-    const uint32_t step_groups = step % num_groups;
-    const uint32_t start = blockIdx.x * kThreads + threadIdx.x;
-    uint32_t row = start / num_groups;
-    uint32_t group = start % num_groups;
-#pragma unroll 1
-    while (row < m) {
-        uint32_t gates[8], ups[8];
-        act::load_pairs(gate + row * k, group, columns, gates);
-        act::load_pairs(up + row * k, group, columns, ups);
-        float h[kGroupSize];
-        swiglu::silu_mul_by_table(table, gates, ups, gate_scale, up_scale, h);
-        finish(h, group * kGroupSize, columns);
-        act::store_group(y, m, row, group, quantize_group_search<kNearestLow>(h));
-        row += step_rows;
-        group += step_groups;
-        if (group >= num_groups) {
-            group -= num_groups;
-            row++;
-        }
-    }
 }

@@ -17,9 +17,9 @@ from nvfp4cupy.checkpoint import (
     write_gguf,
 )
 from nvfp4cupy.checkpoint.tensors import numpy_dtype
+from nvfp4cupy.formats import bfloat16
 
 gguf = pytest.importorskip("gguf")
-from nvfp4cupy.formats import bfloat16
 
 
 def tensors_of(path: Path) -> dict[str, Any]:

@@ -25,7 +25,10 @@ def _num_multiprocessors(device: int) -> int:
 
 
 class SiluMulQuant:
-    """Applies SwiGLU and quantizes. Kernel: ``kernels/nvfp4_silu_mul_quant.cu``."""
+    """Applies SwiGLU and quantizes.
+
+    Kernel: ``kernels/nvfp4_silu_mul_quant.cu``, ``nvfp4_silu_mul_quant_wide.cu``.
+    """
 
     @staticmethod
     @lru_cache(maxsize=1024)
@@ -85,7 +88,7 @@ class SiluMulQuant:
         args = _quant_args(m, k)
         num_groups = m * (kpad(k) // GROUP_SIZE)
         return LaunchConfig(
-            source="nvfp4_silu_mul_quant.cu",
+            source="nvfp4_silu_mul_quant_wide.cu",
             entry="nvfp4_silu_mul_quant_wide_kernel",
             grid=(min(num_multiprocessors, div_ceil(num_groups, _TABLE_THREADS)), 1, 1),
             block=(_TABLE_THREADS, 1, 1),
