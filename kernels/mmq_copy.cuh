@@ -18,14 +18,11 @@
 
 namespace mmq {
 
-// The same number, which the compiler cannot recompute: what it takes for cheap to derive from the
-// thread's index, it derives again in every step, although registers are left.
+// The same number. With kKeep the compiler cannot compute it again in every step, as it does with
+// what it takes for cheap to derive from the thread's index although registers are left.
+template <bool kKeep>
 __device__ __forceinline__ uint32_t keep_in_register(uint32_t value) {
-#if NVFP4_HAS_FP4_MMA
-    return __shfl_sync(0xFFFFFFFF, value, threadIdx.x);
-#else
-    return value;
-#endif
+    return kKeep ? __shfl_sync(0xFFFFFFFF, value, threadIdx.x) : value;
 }
 
 template <int kTokens>
@@ -70,8 +67,9 @@ class WeightCopy {
         : thread_(thread),
           row_bytes_(w_stride * layouts::kWeightBlockBytes),
           num_rows_(num_rows),
-          to_codes_(codes + keep_in_register(code_word_offset(thread / 8, thread % 8))),
-          to_scales_(scales + keep_in_register(thread * kBlockScaleBytes)) {
+          to_codes_(codes +
+                    keep_in_register<kKeepPointers>(code_word_offset(thread / 8, thread % 8))),
+          to_scales_(scales + keep_in_register<kKeepPointers>(thread * kBlockScaleBytes)) {
         w += static_cast<uint64_t>(step) * layouts::kWeightBlockBytes;
         scales_ = w + row_offset(thread);
 #pragma unroll
@@ -134,8 +132,8 @@ class ActCopy {
                                        uint32_t step)
         : thread_(thread),
           num_tokens_(num_tokens),
-          to_codes_(codes + keep_in_register(code_offset(thread / 2, thread % 2))),
-          to_scales_(scales + keep_in_register(thread * kBlockScaleBytes)),
+          to_codes_(codes + keep_in_register<kKeepPointers>(code_offset(thread / 2, thread % 2))),
+          to_scales_(scales + keep_in_register<kKeepPointers>(thread * kBlockScaleBytes)),
           block_bytes_(static_cast<uint64_t>(a_stride) * layouts::kActBlockBytes) {
 #pragma unroll
         for (int i = 0; i < kPointers; ++i) {

@@ -60,7 +60,8 @@ __device__ __forceinline__ void gemm(const Problem& p, const Output& out) {
     extern __shared__ __align__(16) uint8_t shared[];
     uint32_t lane = threadIdx.x, thread = threadIdx.y * 32 + lane;
     WarpPlace<kTokens> warp(threadIdx.y);
-    uint8_t* ring = shared + keep_in_register(warp.group * (kStages * Stage<kTokens>::kBytes));
+    uint8_t* ring = shared + keep_in_register<kRunAhead<kTokens>>(
+                                 warp.group * (kStages * Stage<kTokens>::kBytes));
     WarpView<kTokens> view(ring, warp, lane);
     StageCopy<kTokens, kCheckRows> copy(ring, p, thread % T::kGroupThreads, warp.group);
     float acc[T::kTilesA][T::kTilesB][4] = {};

@@ -87,18 +87,15 @@ class WarpView {
 
     __device__ __forceinline__ WarpView(const uint8_t* ring, const WarpPlace<kTokens>& warp,
                                         uint32_t lane)
-        : a_codes_(
-              ring + S::kWeightCodes +
-              keep_in_register(code_offset(warp.first_row + a_load_row(lane), a_load_half(lane)))),
+        : a_codes_(ring + S::kWeightCodes +
+                   keep(code_offset(warp.first_row + a_load_row(lane), a_load_half(lane)))),
           b_codes_(ring + S::kActCodes +
-                   keep_in_register(
-                       code_offset(warp.first_token + b_load_token(lane), b_load_half(lane)))),
+                   keep(code_offset(warp.first_token + b_load_token(lane), b_load_half(lane)))),
           a_scales_(ring + S::kWeightScales +
-                    keep_in_register((warp.first_row + a_scale_of<T::kTilesA>(lane, 0)) *
-                                     kBlockScaleBytes)),
+                    keep((warp.first_row + a_scale_of<T::kTilesA>(lane, 0)) * kBlockScaleBytes)),
           b_scales_(ring + S::kActScales +
-                    keep_in_register((warp.first_token + b_scale_of<T::kTilesB>(lane, 0)) *
-                                     kBlockScaleBytes)) {}
+                    keep((warp.first_token + b_scale_of<T::kTilesB>(lane, 0)) * kBlockScaleBytes)) {
+    }
 
     // Tile i of A.
     __device__ __forceinline__ void load_a(X& x, int i, uint32_t stage) const {
@@ -131,6 +128,9 @@ class WarpView {
  private:
     static constexpr int kScaleStep = (NVFP4_USE_FP4_MMA ? 32 : 8) * kBlockScaleBytes;
 
+    static __device__ __forceinline__ uint32_t keep(uint32_t value) {
+        return keep_in_register<kRunAhead<kTokens>>(value);
+    }
     static __device__ __forceinline__ uint32_t word_at(const uint8_t* bytes) {
         return *reinterpret_cast<const uint32_t*>(bytes);
     }

@@ -168,7 +168,7 @@ def test_the_files_are_valid_before_they_are_damaged(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@fuzz(25, 600)
+@fuzz(20, 1000)
 @given(data=st.data())
 def test_changed_bytes(
     files: dict[str, bytes], tmp_path: Path, kind: str, data: st.DataObject
@@ -179,7 +179,7 @@ def test_changed_bytes(
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
-@fuzz(25, 600)
+@fuzz(20, 1000)
 @given(data=st.data())
 def test_changed_headers(
     files: dict[str, bytes], tmp_path: Path, kind: str, data: st.DataObject
@@ -191,7 +191,7 @@ def test_changed_headers(
     check_all_readers(path, tmp_path / "converted", data.draw(st.sampled_from(TARGET_FORMATS)))
 
 
-@fuzz(30, 600)
+@fuzz(20, 1000)
 @given(data=st.data())
 def test_changed_indices(files: dict[str, bytes], tmp_path: Path, data: st.DataObject) -> None:
     names = {"x.weight": KINDS[0], "half": KINDS[2]}
@@ -204,7 +204,7 @@ def test_changed_indices(files: dict[str, bytes], tmp_path: Path, data: st.DataO
     assert not message or any(file.name in message for file in tmp_path.iterdir())
 
 
-@fuzz(25, 2000)
+@fuzz(20, 400)
 @given(
     data=st.data(),
     shape=st.sampled_from([(1, 64), (3, 128), (2, 1, 64), (0, 64), (2, 0)]),

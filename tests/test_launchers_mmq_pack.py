@@ -1,4 +1,4 @@
-"""The contracts of repack and activation quantizer, against numbers that can be checked by hand."""
+"""Launch contracts of repacking and activation quantization, against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -6,106 +6,168 @@ from typing import Any
 
 import pytest
 
+from nvfp4cupy import sources
 from nvfp4cupy.launch import LaunchConfig
 from nvfp4cupy.launchers.mmq import MmqQuantizeAct, MmqRepack, MmqUnpack
 
 
-def params(config: LaunchConfig) -> list[tuple[Any, ...]]:
-    return [(a.kind, a.name, a.extent if a.kind == "ptr" else a.value) for a in config.args]
+def shape(config: LaunchConfig) -> tuple[Any, ...]:
+    return config.grid, config.block, config.shared_mem
 
 
-def test_repack_of_a_27b_weight() -> None:
-    config = MmqRepack.plan(n=17408, k=5120)
+def bound(config: LaunchConfig) -> dict[str, Any]:
+    """Return the bytes of each pointer and the value of each number."""
+    return {a.name: a.extent if a.kind == "ptr" else a.value for a in config.args}
+
+
+def params(config: LaunchConfig) -> list[tuple[str, str]]:
+    return [(a.kind, a.name) for a in config.args]
+
+
+# n, k, blocks of 64 values in the grid's 256s, bytes: n k / 2, n k / 16, n (k / 64) 36
+REPACK = [
+    (1, 64, 1, 32, 4, 36),
+    (255, 64, 1, 8160, 1020, 9180),
+    (256, 64, 1, 8192, 1024, 9216),
+    (257, 64, 2, 8224, 1028, 9252),
+    (3, 192, 1, 288, 36, 324),
+    (17408, 5120, 5440, 44564480, 5570560, 50135040),
+    (0, 64, 0, 0, 0, 0),
+    (5, 0, 0, 0, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("n", "k", "blocks", "packed", "scales", "out"), REPACK)
+def test_repack(n: int, k: int, blocks: int, packed: int, scales: int, out: int) -> None:
+    config = MmqRepack.plan(n=n, k=k)
     assert config.entry == "atlas_nvfp4_repack"
-    assert (config.grid, config.block, config.shared_mem) == ((5440, 1, 1), (256, 1, 1), 0)
-    assert config.defines == ()
+    assert shape(config) == ((blocks, 1, 1), (256, 1, 1), 0)
     assert params(config) == [
-        ("ptr", "packed", 44564480),
-        ("ptr", "scales", 5570560),
-        ("ptr", "out_blocks", 50135040),
-        ("u32", "n", 17408),
-        ("u32", "k", 5120),
+        ("ptr", "packed"),
+        ("ptr", "scales"),
+        ("ptr", "out_blocks"),
+        ("u32", "n"),
+        ("u32", "k"),
     ]
+    expected = {"packed": packed, "scales": scales, "out_blocks": out, "n": n, "k": k}
+    assert bound(config) == expected
+    assert config.is_empty == (out == 0)
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "blocks"),
-    [(0, 64, 0), (1, 0, 0), (1, 64, 1), (256, 64, 1), (257, 64, 2), (5, 192, 1)],
-)
-def test_repack_takes_a_thread_for_64_values(n: int, k: int, blocks: int) -> None:
-    for plan in (MmqRepack.plan, MmqUnpack.plan):
-        config = plan(n=n, k=k)
-        assert config.grid == (blocks, 1, 1)
-        assert config.is_empty == (blocks == 0)
+@pytest.mark.parametrize(("n", "k", "blocks", "packed", "scales", "out"), REPACK)
+def test_unpack(n: int, k: int, blocks: int, packed: int, scales: int, out: int) -> None:
+    config = MmqUnpack.plan(n=n, k=k)
+    assert config.entry == "nvfp4_unpack_kernel"
+    assert shape(config) == ((blocks, 1, 1), (256, 1, 1), 0)
+    assert bound(config) == {"blocks": out, "packed": packed, "scales": scales, "n": n, "k": k}
+    assert [a.access for a in config.args[:3]] == ["in", "out", "out"]
 
 
-def test_repack_counts_blocks_beyond_32_bits() -> None:
-    config = MmqRepack.plan(n=2**31, k=2**9)
-    assert config.grid == (2**26, 1, 1)
-    assert config.args[2].extent == 2**34 * 36
+def test_repack_takes_any_alignment_of_its_inputs() -> None:
+    assert [a.alignment for a in MmqRepack.plan(n=1, k=64).args[:3]] == [1, 1, 4]
+    assert [a.alignment for a in MmqUnpack.plan(n=1, k=64).args[:3]] == [4, 1, 1]
 
 
-def test_unpack_turns_the_pointers_round() -> None:
-    assert params(MmqUnpack.plan(n=5, k=192)) == [
-        ("ptr", "blocks", 540),
-        ("ptr", "packed", 480),
-        ("ptr", "scales", 60),
-        ("u32", "n", 5),
-        ("u32", "k", 192),
-    ]
+def test_nibble_order_is_a_define() -> None:
+    assert MmqRepack.plan(n=1, k=64).defines == ()
+    swapped = MmqRepack.plan(n=1, k=64, nibble_order="high_first")
+    assert swapped.defines == (("NVFP4_HIGH_NIBBLE_FIRST", "1"),)
 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"n": 5, "k": 96}, "multiple of 64.*96"),
-        ({"n": -1, "k": 64}, "negative"),
-        ({"n": 2**32, "k": 64}, "n must be"),
-        ({"n": 5, "k": 64, "nibble_order": "odd"}, "nibble_order must be one of"),
+        ({"n": 3, "k": 96}, "k must be a multiple of 64, got n=3, k=96"),
+        ({"n": -1, "k": 64}, "n must not be negative.*got n=-1, k=64"),
+        ({"n": 2**32, "k": 64}, "n must be from 0 to 4294967295"),
+        ({"n": 1, "k": 2**32}, "k must be from 0 to 4294967295"),
+        # 2^39 blocks of 64 values are 2^31 of 256, one more than a grid has room for.
+        ({"n": 2**31, "k": 64 * 2**8}, "grid must be at most"),
     ],
 )
-def test_repack_refuses(sizes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("launcher", [MmqRepack, MmqUnpack])
+def test_repack_refuses(launcher: Any, sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        MmqRepack.plan(**sizes)
+        launcher.plan(**sizes)
 
 
-def test_quantize_act_of_a_27b_input() -> None:
-    config = MmqQuantizeAct.plan(m=4096, k=5120)
+def test_repack_refuses_an_unknown_nibble_order() -> None:
+    with pytest.raises(ValueError, match="nibble_order must be one of"):
+        MmqRepack.plan(n=1, k=64, nibble_order="even_first")  # type: ignore[arg-type]
+
+
+# m, k -> kpad, grid y, bytes of y = kpad / 256 * m * 144
+ACT = [
+    (1, 1, 256, 1, 144),
+    (7, 255, 256, 1, 1008),
+    (7, 256, 256, 1, 1008),
+    (7, 257, 512, 1, 2016),
+    (1, 2048, 2048, 1, 1152),
+    (1, 2049, 2304, 2, 1296),
+    (4096, 5120, 5120, 3, 11796480),
+    (0, 5120, 5120, 3, 0),
+    (7, 0, 0, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("m", "k", "padded", "grid_y", "y"), ACT)
+def test_quantize_act(m: int, k: int, padded: int, grid_y: int, y: int) -> None:
+    config = MmqQuantizeAct.plan(m=m, k=k)
     assert config.entry == "atlas_nvfp4_quantize_bf16"
-    assert (config.grid, config.block, config.shared_mem) == ((4096, 3, 1), (128, 1, 1), 0)
-    assert params(config) == [
-        ("ptr", "x", 41943040),
-        ("ptr", "y", 11796480),
-        ("u64", "k", 5120),
-        ("u64", "row_stride", 5120),
-        ("u64", "kpad", 5120),
-        ("u32", "m", 4096),
-    ]
+    assert shape(config) == ((m, grid_y, 1), (128, 1, 1), 0)
+    names = ["x", "y", "k", "row_stride", "kpad", "m"]
+    assert params(config) == list(
+        zip(["ptr", "ptr", "u64", "u64", "u64", "u32"], names, strict=True)
+    )
+    expected = {"x": 2 * m * k, "y": y, "k": k, "row_stride": k, "kpad": padded, "m": m}
+    assert bound(config) == expected
+    assert [a.alignment for a in config.args[:2]] == [2, 4]
+    assert config.is_empty == (m * k == 0)
+
+
+def test_quantize_act_with_a_row_stride_reads_no_further_than_the_last_element() -> None:
+    config = MmqQuantizeAct.plan(m=3, k=100, row_stride=128)
+    assert bound(config)["x"] == 2 * (2 * 128 + 100)
+    assert bound(config)["row_stride"] == 128
+
+
+def test_quantize_act_with_row_scale_is_an_entry_of_its_own() -> None:
+    config = MmqQuantizeAct.plan(m=5, k=300, row_scale=True)
+    assert config.entry == "atlas_nvfp4_quantize_bf16_rowscale"
+    assert shape(config) == ((5, 1, 1), (128, 1, 1), 0)
+    assert params(config)[-1] == ("ptr", "row_scale")
+    assert (config.args[-1].extent, config.args[-1].access) == (20, "out")
 
 
 @pytest.mark.parametrize(
-    ("k", "padded", "grid_y"),
-    [(1, 256, 1), (255, 256, 1), (256, 256, 1), (257, 512, 1), (2048, 2048, 1), (2049, 2304, 2)],
+    ("sizes", "message"),
+    [
+        ({"m": -1, "k": 4}, "must not be negative.*got m=-1, k=4"),
+        ({"m": 2, "k": 8, "row_stride": 7}, "row_stride must be at least k.*row_stride=7"),
+        ({"m": 2**31, "k": 1}, "grid must be at most"),
+        # 65535 * 2048 columns are the most that the grid's y has room for.
+        ({"m": 1, "k": 65535 * 2048 + 1}, "grid must be at most"),
+    ],
 )
-def test_quantize_act_pads_k_to_256(k: int, padded: int, grid_y: int) -> None:
-    config = MmqQuantizeAct.plan(m=7, k=k)
-    assert config.grid == (7, grid_y, 1)
-    assert [a.value for a in config.args if a.name == "kpad"] == [padded]
-    assert config.args[1].extent == padded // 256 * 7 * 144
+def test_quantize_act_refuses(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MmqQuantizeAct.plan(**sizes)
 
 
-def test_quantize_act_with_a_scale_for_each_row() -> None:
-    config = MmqQuantizeAct.plan(m=7, k=300, row_stride=320, row_scale=True)
-    assert config.entry == "atlas_nvfp4_quantize_bf16_rowscale"
-    assert params(config)[-1] == ("ptr", "row_scale", 28)
-    assert config.args[0].extent == 2 * (6 * 320 + 300)
+def test_quantize_act_takes_the_most_rows_and_columns_a_grid_has_room_for() -> None:
+    assert MmqQuantizeAct.plan(m=2**31 - 1, k=1).grid == (2**31 - 1, 1, 1)
+    assert MmqQuantizeAct.plan(m=1, k=65535 * 2048).grid == (1, 65535, 1)
 
 
-def test_quantize_act_takes_two_billion_rows_and_refuses_overlapping_ones() -> None:
-    assert MmqQuantizeAct.plan(m=2**31 - 1, k=64).grid == (2**31 - 1, 1, 1)
-    with pytest.raises(ValueError, match="grid"):
-        MmqQuantizeAct.plan(m=2**31, k=64)
-    with pytest.raises(ValueError, match="row_stride"):
-        MmqQuantizeAct.plan(m=2, k=64, row_stride=63)
-    assert MmqQuantizeAct.plan(m=0, k=64).is_empty
-    assert MmqQuantizeAct.plan(m=5, k=0).is_empty
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "kWeightBlockBytes == 36",
+        "kActBlockBytes == 144",
+        "kWeightBlockValues = 64",
+        "kActBlockValues = 256",
+        "kWeightTileWords = 76",
+    ],
+)
+def test_kernels_state_the_layout_constants(statement: str) -> None:
+    assert statement in sources.find("layouts.cuh").read_text()

@@ -13,8 +13,8 @@ from nvfp4cupy.launchers.quantize.geometry import (
     THREADS,
     InputType,
     check_sizes,
-    row_threads,
     type_define,
+    whole_row_threads,
 )
 
 _LOAD_BYTES = 16
@@ -65,7 +65,7 @@ def _plan(source: str, entry: str, m: int, n: int, dtype: InputType, result: Arg
     check_sizes(m=m, n=n)
     defines = type_define("NVFP4_INPUT", dtype)
     item = ITEM_BYTES[dtype]
-    threads = row_threads(div_ceil(n * item, _LOAD_BYTES), _LOADS_PER_THREAD)
+    threads = whole_row_threads(div_ceil(n * item, _LOAD_BYTES), _LOADS_PER_THREAD)
     block = (threads, THREADS // threads, 1)
     args = (pointer("x", m * n * item, alignment=item), i32("M", m), i32("N", n), result)
     return LaunchConfig(source, entry, (div_ceil(m, block[1]), 1, 1), block, 0, args, defines)

@@ -19,7 +19,7 @@ from nvfp4cupy.launchers.quantize.geometry import (
     num_rows,
     output_args,
     quantizer_defines,
-    row_threads,
+    whole_row_threads,
 )
 from nvfp4cupy.layouts import ScaleLayout
 
@@ -82,9 +82,9 @@ class AmaxQuantize:
 
 def _row_shape(groups: int, per_load: int, scale_search: int) -> tuple[int, Defines]:
     """Return the threads of a row, a power of two, and how the kernel is to hold the row."""
+    threads = whole_row_threads(groups, per_load)
     if scale_search or groups > _MAX_HELD_LOADS * per_load * THREADS:
-        return row_threads(groups, per_load), (("NVFP4_HELD_LOADS", "0"),)
+        return threads, (("NVFP4_HELD_LOADS", "0"),)
     if groups > per_load * THREADS:
-        return THREADS, (("NVFP4_HELD_LOADS", "2"),)
-    needed = max(div_ceil(groups, per_load), min(groups, 4), 1)
-    return 1 << (needed - 1).bit_length(), ()
+        return threads, (("NVFP4_HELD_LOADS", "2"),)
+    return threads, ()

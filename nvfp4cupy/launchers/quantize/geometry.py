@@ -84,7 +84,7 @@ def groups_per_thread(dtype: str, scale_search: int) -> int:
 
 
 def row_threads(items: int, items_per_thread: int) -> int:
-    """Choose how many of a block's 256 threads work on one row: a power of two.
+    """Choose how many of a block's 256 threads work on a row that blocks share: a power of two.
 
     At least 4 where the row has that many items, so that neighbours' accesses lie together; then
     what leaves the fewest threads without an item, then as many as possible.
@@ -95,6 +95,17 @@ def row_threads(items: int, items_per_thread: int) -> int:
     """
     candidates = [1 << i for i in range(9) if 1 << i >= min(items, 4)]
     return min(candidates, key=lambda t: (round_up(items, t * items_per_thread), -t))
+
+
+def whole_row_threads(items: int, items_per_thread: int) -> int:
+    """Choose the threads of a row that one block reads to its end: enough to take it at a time.
+
+    Args:
+        items: what a row consists of.
+        items_per_thread: how many of them a thread takes at a time.
+    """
+    needed = max(div_ceil(items, items_per_thread), min(items, 4), 1)
+    return min(1 << (needed - 1).bit_length(), THREADS)
 
 
 def grid_of(
