@@ -59,11 +59,11 @@ __device__ __forceinline__ float quantize_reread_row(const Contiguous& source, u
                                                      const RowOutput& output) {
     const int num_columns = static_cast<int>(num_groups) * kGroupSize;
     const float gsa = gsa_of_amax(row_max(share_amax<kAligned>(source.row, num_columns)));
-    quantize_row<kAligned>(source, num_groups, gsa, output);
+    quantize_row<kAligned, kGroupsPerThread>(source, num_groups, gsa, output);
     return gsa;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(256, 2)
     amax_quantize_nvfp4_kernel(const Input* __restrict__ x, int M, int N, float* __restrict__ gsa,
                                uint8_t* __restrict__ out_fp4, uint8_t* __restrict__ out_sf) {
     const int64_t m = this_row();

@@ -3,7 +3,7 @@
 //     v = x / gsa;  scale = e4m3(max |v| / 6);  code = e2m1(v / scale)
 //
 // every operation rounded to float32. Reciprocals are kept in two parts, high + low, and multiplied
-// by. That gives the bytes that division gives where `is_in_range` and `keeps_signs` hold:
+// by. That gives the bytes that division gives where a range and `keeps_signs` hold:
 //
 //  - The codes depend on v only through comparisons with decision point * scale, the scale through
 //    comparisons of max |v| with 6 * (midpoint of E4M3 numbers): all numbers of at most 9
@@ -58,14 +58,22 @@ __device__ __forceinline__ float divide(float x, const RowScale& row) {
 
 // ---- where it is right -------------------------------------------------------------------------
 
-// Whether amax / gsa, NaN if there is a NaN, is in the range of the fast path. Half steps: from
-// 9 * 2^-9 on the scale is 2 * 2^-9 or more, and no quotient above 7.5, up to 448 * 7.5. Nearest:
-// from 6 * 2^-6 on the scale is a normal number and no quotient above 6.5, up to 448 * 6.5.
+constexpr float kLargestQuotient = kRounding == kHalfStep ? 7.5f : 6.5f;  // all above 6 are alike
+
+// Whether amax / gsa, NaN if there is a NaN, is in the range of quantize_fast without its clamp.
+// Half steps: from 9 * 2^-9 on the scale is 2 * 2^-9 or more, and no quotient above 7.5, up to 448
+// * 7.5. Nearest: from 6 * 2^-6 on the scale is a normal number and no quotient above 6.5, up to
+// 448 * 6.5.
 __device__ __forceinline__ bool is_in_range(float largest) {
     constexpr float kFirst = kRounding == kHalfStep ? 9.0f / 512.0f : 6.0f / 64.0f;
-    constexpr float kLast = kRounding == kHalfStep ? 448.0f * 7.5f : 448.0f * 6.5f;
+    constexpr float kLast = 448.0f * kLargestQuotient;
     const uint32_t first = __float_as_uint(kFirst), last = __float_as_uint(kLast);
     return __float_as_uint(largest) - first <= last - first;
+}
+
+// With its clamp: from 6 * 2^-9 on the scale is not zero; 2^60 keeps everything finite.
+__device__ __forceinline__ bool is_in_wide_range(float largest) {
+    return largest >= kSmallestAmax && largest <= 1.1529215e18f;
 }
 
 // Whether no quotient of a negative element is flushed to zero, which would clear its sign bit:
@@ -198,9 +206,11 @@ __device__ __forceinline__ uint32_t nearest_codes(const float* q, const float* s
 
 // ---- the group ---------------------------------------------------------------------------------
 
-// largest = amax / gsa.
+// largest = amax / gsa. kClamp: it is only in the wide range.
+template <bool kClamp>
 __device__ __forceinline__ QuantizedGroup quantize_fast(const InputGroup& group,
                                                         const RowScale& row, float largest) {
+    if constexpr (kClamp) largest = fminf(largest, 448.0f * kLargestQuotient);
 #if __CUDA_ARCH__ >= 890
     // In two parts, 1 / 6 is exact enough for the same reason as 1 / scale.
     const float sixth = __fmaf_rn(largest, 0.16666667f, largest * -4.967054e-09f);
@@ -223,6 +233,10 @@ __device__ __forceinline__ QuantizedGroup quantize_fast(const InputGroup& group,
         x[i] = element(group, i);
         const float v = divide(x[i], row);
         q[i] = __fmaf_rn(v, inverse, v * inverse_low);
+        if constexpr (kClamp) {
+            constexpr float kLimit = kLargestQuotient * kQuotientFactor;
+            q[i] = fminf(fmaxf(q[i], -kLimit), kLimit);
+        }
     }
     if constexpr (kRounding == kHalfStep) {
         return {half_step_codes(q), half_step_codes(q + 8), byte};

@@ -20,9 +20,9 @@ __device__ __forceinline__ void quantize(const Input* __restrict__ x, int M, int
         if (row_gsa != nullptr) gsa = row_gsa[m];
         const Contiguous source = {ptx::held_in_register(x + m * N)};
         if (are_aligned(x, out_fp4)) {
-            quantize_row<true>(source, num_groups, gsa, output);
+            quantize_row<true, kGroupsPerThread>(source, num_groups, gsa, output);
         } else {
-            quantize_row<false>(source, num_groups, gsa, output);
+            quantize_row<false, 1>(source, num_groups, gsa, output);
         }
         if constexpr (kSwizzled) output.zero_scales(num_groups, num_groups);
     } else if (kSwizzled && m < (static_cast<int64_t>(M) + 127) / 128 * 128) {

@@ -87,7 +87,7 @@ __device__ __forceinline__ bool quantize_loaded(const InputGroup& group, const A
                                                 uint32_t c) {
     const float largest = divide(amax.value, row);
     if (!is_in_range(largest) || !keeps_signs<true>(group, amax)) return false;
-    output.template store<kAligned>(c, quantize_fast(group, row, largest));
+    output.template store<kAligned>(c, quantize_fast<false>(group, row, largest));
     return true;
 }
 
@@ -101,8 +101,8 @@ __device__ __forceinline__ void quantize_any(const Source& source, const RowScal
     QuantizedGroup result = {0, 0, 0};
     if constexpr (kScaleSearch) {
         result = quantize_searching(group, row.gsa);
-    } else if (is_in_range(largest) && keeps_signs<false>(group, amax)) {
-        result = quantize_fast(group, row, largest);
+    } else if (is_in_wide_range(largest) && keeps_signs<false>(group, amax)) {
+        result = quantize_fast<true>(group, row, largest);
     } else if (!(fabsf(largest) < kSmallestAmax)) {  // the sum may overflow to -infinity
         result = quantize_slow([&](int i) { return source.element(c, i); }, row.gsa);
     }
@@ -131,10 +131,10 @@ __device__ __forceinline__ void load_groups(const Source& source, uint32_t first
 }
 
 // Quantizes a row whose decode scale is known, several groups at a time if everything is aligned.
-template <bool kAligned, class Source>
+template <bool kAligned, int kGroups, class Source>
 __device__ __forceinline__ void quantize_row(const Source& source, uint32_t num_groups, float gsa,
                                              const RowOutput& output) {
-    constexpr int kUnroll = kAligned ? kGroupsPerThread : 1;
+    constexpr int kUnroll = kAligned ? kGroups : 1;
     uint32_t first = blockIdx.y * blockDim.x * kUnroll + threadIdx.x;
     InputGroup groups[kUnroll];
     if constexpr (kAligned) load_groups<kAligned>(source, first, num_groups, groups);

@@ -14,7 +14,9 @@ from nvfp4cupy.arrays import cupy, current_device, missing_gpu
 from nvfp4cupy.launch import LaunchConfig
 
 __all__ = [
+    "COMPILE_OPTIONS",
     "FP4_CAPABILITIES",
+    "STATIC_SHARED_MEM",
     "Cubin",
     "Resources",
     "Target",
@@ -28,14 +30,15 @@ __all__ = [
 
 # -fmad=false: kernel and NumPy reference give the same bytes only if no product is contracted
 # into a sum; where a kernel wants an fma it says so.
-_OPTIONS = ("-std=c++17", "-fmad=false")
+COMPILE_OPTIONS = ("-std=c++17", "-fmad=false")
 
 # Capabilities whose `mma` takes E2M1 operands; only their `a` targets have the instruction.
 FP4_CAPABILITIES = frozenset({(12, 0), (12, 1)})
 # CuPy appends an `-arch` of its own; from this NVRTC on, the two may stand side by side and the
 # `a` target wins. Older ones stop with "defined more than once".
 _NVRTC_TWO_ARCHS = (12, 9)
-_STATIC_SHARED_MEM = 48 * 1024
+# Dynamic shared memory that a block gets unasked; a kernel that needs more has to say so.
+STATIC_SHARED_MEM = 48 * 1024
 
 # Sources that have a body for an architecture's own instructions, and for which architectures.
 _ARCH_SPECIFIC: dict[str, frozenset[tuple[int, int]]] = {
@@ -144,7 +147,7 @@ def current_target(source: str) -> Target:
 
 
 def _options(defines: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    return (*_OPTIONS, *(f"-D{name}={value}" for name, value in defines))
+    return (*COMPILE_OPTIONS, *(f"-D{name}={value}" for name, value in defines))
 
 
 _Key = tuple[str, tuple[tuple[str, str], ...], str, int, int]
@@ -177,7 +180,7 @@ def _compile(key: _Key) -> Any:
             _modules[source, defines, device] = module
         # get_function builds a new kernel object at each call, so it is kept.
         kernel = module.get_function(entry)
-        if shared_mem > _STATIC_SHARED_MEM:
+        if shared_mem > STATIC_SHARED_MEM:
             kernel.max_dynamic_shared_size_bytes = shared_mem
         _kernels[key] = kernel
         return kernel

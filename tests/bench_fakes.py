@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nvfp4cupy import ops
 from nvfp4cupy.bench import BenchPlan, Report
 from nvfp4cupy.bench.ceilings import Ceilings
 from nvfp4cupy.bench.device import DeviceInfo
@@ -54,3 +55,13 @@ def result_of(median: float | None, **changes: Any) -> Result:
     timing = None if median is None else Timing(median, 0.98 * median, 1.02 * median, 11, 20)
     result = Result("amax_gsa", "bf16", "8192x8192", 134_250_496, 0, 33.6e-6, timing, True)
     return dataclasses.replace(result, **changes)
+
+
+# The public names behind which a kernel runs; the others are sizes and orders of bytes.
+WITH_KERNEL = {
+    name
+    for name in ops.__all__
+    if name.islower()
+    and not name.endswith(("_bytes", "_smem"))
+    and not name.endswith("swizzle_scales")
+}

@@ -1,4 +1,4 @@
-"""One small call of every public function, for tests that hold for all of them."""
+"""Small calls of the public functions, for tests that hold for all of them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ BLOCKS = reference.nvfp4_mmq_repack(PACKED, W_SCALES)
 ACT = reference.nvfp4_mmq_quantize_act(bf16(7, 128, seed=2))
 GATE, UP = bf16(3, 300, seed=3), bf16(3, 300, seed=4)
 
-# name -> (function, positional arguments, keyword arguments)
-CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+# function, positional arguments, keyword arguments
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+# Every one that takes out=.
+CALLS: dict[str, Call] = {
     "amax_gsa": (nv.amax_gsa, (X,), {}),
     "quantize_nvfp4": (nv.quantize_nvfp4, (X, 0.25), {}),
     "quantize_nvfp4_from_buffer": (nv.quantize_nvfp4_from_buffer, (X, GSA), {}),
@@ -49,6 +52,11 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     ),
     "nvfp4_silu_mul_scaled": (nv.nvfp4_silu_mul_scaled, (GATE, UP, 0.5, 2.0), {}),
 }
+
+# Those that overwrite their first argument: a test that lets them run copies it.
+IN_PLACE: dict[str, Call] = {"nvfp4_scale_bf16": (nv.nvfp4_scale_bf16, (GATE, 2.0), {})}
+
+EVERY = {**CALLS, **IN_PLACE}
 
 
 def as_tuple(value: Any) -> tuple[np.ndarray, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from bench_fakes import CEILINGS, SMALL, FakeBlas, FakeTimer
+from bench_fakes import CEILINGS, SMALL, WITH_KERNEL, FakeBlas, FakeTimer
 
 from nvfp4cupy import compiler, ops, reference
 from nvfp4cupy.arrays import missing_gpu
@@ -19,6 +20,7 @@ from nvfp4cupy.bench.overhead import host_seconds
 from nvfp4cupy.bench.samples import Samples
 from nvfp4cupy.bench.timing import Timing, num_buffer_sets, num_launches
 from nvfp4cupy.cli import main
+from nvfp4cupy.launchers.mmq import MmqGemm
 
 
 def all_cases(plan: BenchPlan) -> dict[str, Case]:
@@ -91,7 +93,7 @@ def test_every_case_is_right_on_the_cpu_and_timed() -> None:
     timer = FakeTimer()
     results = run_groups(SMALL.groups(FakeBlas()), Samples(np), timer, CEILINGS)
     assert [r.error for r in results] == [""] * len(results)
-    assert {r.name for r in results} >= set(ops.__all__)
+    assert {r.name for r in results} >= WITH_KERNEL
     assert all(r.timing.median == 100e-6 for r in results)
     assert all(p.launches >= 20 for p in timer.programs)
 
@@ -187,8 +189,36 @@ def test_compared_calls_come_down_to_the_launches_beside_them() -> None:
             assert arg.kind == "f32" or arg.extent == value.nbytes, (pair.name, arg)
 
 
-def test_raw_kernels_are_compiled_as_those_of_calls() -> None:
-    assert raw.OPTIONS == compiler._OPTIONS
+class _Compiled:
+    """A module and its kernels that record what they were made of."""
+
+    def __init__(self, made: list[Any], **options: Any) -> None:
+        self.made, self.options = made, options
+
+    def compile(self) -> None:
+        self.made.append((self.options, self))
+
+    def get_function(self, entry: str) -> Any:
+        self.entry = entry
+        return self
+
+
+def test_raw_kernels_are_compiled_as_those_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    fake = SimpleNamespace(RawModule=lambda **options: _Compiled(made, **options))
+    target = compiler.Target("sm_120a", ("-arch=sm_120a",))
+    monkeypatch.setattr(compiler, "current_target", lambda source: target)
+    for module in (compiler, raw):
+        monkeypatch.setattr(module, "cupy", lambda: fake)
+    monkeypatch.setattr(compiler, "_kernels", {})
+    monkeypatch.setattr(compiler, "_modules", {})
+    config = MmqGemm.plan(m=1, n=128, k=64, dtype="float32")
+    compiler._compile((config.source, config.defines, config.entry, config.shared_mem, 0))
+    raw.raw_kernel(config)
+    (options, kernel), (raw_options, raw_kernel) = made
+    assert options == raw_options
+    assert vars(kernel) == vars(raw_kernel)
+    assert kernel.max_dynamic_shared_size_bytes == config.shared_mem
 
 
 def test_samples_are_shared_until_cleared_and_never_zero() -> None:
@@ -265,7 +295,7 @@ def test_small_shapes_on_the_gpu(capsys, tmp_path) -> None:
     assert "Against the reference, bit for bit" in text
     report = load(path)
     assert not report.failed
-    assert {r.name for r in report.results} >= {*ops.__all__, "cublas_gemm"}
+    assert {r.name for r in report.results} >= {*WITH_KERNEL, "cublas_gemm"}
     assert all(r.timing.median > 0 for r in report.results)
     assert report.ceilings.copy_rate > 50e9
     assert len(report.overhead) == 4

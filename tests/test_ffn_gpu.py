@@ -143,6 +143,73 @@ def test_a_graph_is_not_disturbed_by_eager_calls_of_another_size() -> None:
     assert_bytes_equal(graph.replay(), right)
 
 
+def keep_busy(stream: Any) -> None:
+    """Give the stream milliseconds of work: hundreds of copies of 64 MiB."""
+    import cupy
+
+    with stream:
+        large, other = (cupy.empty((2**26,), np.uint8) for _ in range(2))
+        for _ in range(300):
+            large[...] = other
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_graph_copies_its_input_after_the_replay_of_another_stream(by_hand: bool) -> None:
+    import cupy
+
+    ffn = FeedForward(*WEIGHTS)
+    graph = ffn.capture(6)
+    first, second = (gpu(inputs(6, seed=seed)) for seed in range(2))
+    right, wrong = ffn(second).get(), ffn(first).get()
+    assert (right != wrong).any()
+    late, early = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    for stream in (late, early):  # nothing is compiled or loaded below
+        graph(first, stream=stream)
+        stream.synchronize()
+    keep_busy(late)
+    if by_hand:
+        with late:
+            graph.x[...] = first
+        graph.replay(stream=late)
+    else:
+        graph(first, stream=late)
+    graph(second, stream=early)  # without order, late would copy over its input, which it reads
+    early.synchronize()
+    assert_bytes_equal(graph.out, right)
+    assert_bytes_equal(graph.x, second)
+    late.synchronize()
+    assert_bytes_equal(graph.out, right)
+
+
+def test_a_graph_is_not_replayed_in_a_capture() -> None:
+    import cupy
+
+    graph = FeedForward(*WEIGHTS).capture(2)
+    x = gpu(inputs(2))
+    right = graph(x).get()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        for call in (graph.replay, lambda: graph(x)):
+            with pytest.raises(RuntimeError, match="cannot be replayed during a graph capture"):
+                call()
+        stream.end_capture()
+    assert_bytes_equal(graph(x), right)
+
+
+def test_nothing_is_made_in_a_capture() -> None:
+    import cupy
+
+    ffn = FeedForward(*WEIGHTS)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        for call in (lambda: ffn.new_workspace(1), lambda: ffn.capture(1)):
+            with pytest.raises(RuntimeError, match="cannot be allocated during a graph capture"):
+                call()
+        stream.end_capture()
+
+
 def test_a_graph_refuses_other_inputs() -> None:
     graph = FeedForward(*WEIGHTS).capture(2)
     with pytest.raises(ValueError, match=r"x must have the captured shape \(2, 320\), got \(3,"):
@@ -177,6 +244,28 @@ def test_the_callers_own_capture_works_within_the_workspace_and_survives_its_gro
     stream.synchronize()
     assert_bytes_equal(out, right)
     assert all((other == 0xFF).all() for other in others)
+
+
+def test_a_captured_call_with_its_own_workspace_overlaps_with_others() -> None:
+    import cupy
+
+    ffn = FeedForward(*WEIGHTS)
+    workspace = ffn.new_workspace(32)
+    xs = [gpu(inputs(32, seed=seed)) for seed in range(2)]
+    right = [ffn(x).get() for x in xs]
+    outs = [cupy.empty((32, OUT), BF16) for _ in xs]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in xs]
+    cupy.cuda.Device().synchronize()
+    with streams[0]:
+        streams[0].begin_capture()
+        ffn(xs[0], out=outs[0], workspace=workspace)
+        graph = streams[0].end_capture()
+    for _ in range(50):
+        graph.launch(streams[0])
+        ffn(xs[1], out=outs[1], stream=streams[1])
+    for stream, out, expected in zip(streams, outs, right, strict=True):
+        stream.synchronize()
+        assert_bytes_equal(out, expected)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -231,6 +320,7 @@ def test_layers_share_a_workspace() -> None:
 
 def test_weights_may_lie_on_the_gpu_and_arrays_keep_to_their_side() -> None:
     arrays = [(gpu(w.codes), gpu(w.scales), w.decode_scale) for w in WEIGHTS]
+    arrays[1] = (*arrays[1][:2], gpu(np.asarray(WEIGHTS[1].decode_scale)))  # 0-d
     ffn = FeedForward(*arrays)
     assert_bytes_equal(ffn(gpu(inputs(3))), FeedForward(*WEIGHTS)(gpu(inputs(3))))
     with pytest.raises(ValueError, match='gate must be NumPy arrays for device="cpu"'):

@@ -97,7 +97,7 @@ def reshaped(draw: st.DrawFn, array: np.ndarray) -> np.ndarray:
 @st.composite
 def anything(draw: st.DrawFn, usual: Any) -> Any:
     """Draw an argument in place of a usual one."""
-    if isinstance(usual, np.ndarray) and draw(st.integers(0, 3)):
+    if isinstance(usual, np.ndarray) and usual.ndim and draw(st.integers(0, 3)):
         return draw(reshaped(usual))
     return draw(st.sampled_from(SCALARS))
 

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from golden import GemmCase, SeedCase, assert_bytes_equal, gemm_cases, seed_cases
+from plans import QUANTIZER_OPTIONS
 
 import nvfp4cupy as nv
 from nvfp4cupy import formats, reference
-from nvfp4cupy.formats import ROUNDINGS
-from nvfp4cupy.layouts import MMQ_TILES, SCALE_LAYOUTS
+from nvfp4cupy.layouts import MMQ_TILES
 
 pytestmark = pytest.mark.gpu
 
 BF16 = formats.bfloat16()
+DTYPES = {"bfloat16": BF16, "float16": np.float16, "float32": np.float32}
 DEINTERLEAVE = "s1_deinterleave_g"
 
 
@@ -87,13 +88,10 @@ def test_exact_products(case: GemmCase, tile: int, deterministic: bool) -> None:
     assert_bytes_equal(nv.nvfp4_mmq_repack(gpu(case.w_packed), gpu(case.w_scales)), case.w_blocks)
 
 
-@pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32], ids=lambda d: np.dtype(d).name)
-@pytest.mark.parametrize("scale_layout", SCALE_LAYOUTS)
-@pytest.mark.parametrize("scale_search", [0, 2])
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_every_option_of_the_quantizers(rounding, scale_search, scale_layout, dtype) -> None:
-    options = {"rounding": rounding, "scale_search": scale_search, "scale_layout": scale_layout}
-    x = hostile(dtype)
+@pytest.mark.parametrize("options", QUANTIZER_OPTIONS, ids=str)
+def test_every_option_of_the_quantizers(options: dict[str, Any]) -> None:
+    options = dict(options)
+    x = hostile(DTYPES[options.pop("dtype", "bfloat16")])
     codes, scales, gsa = nv.amax_quantize_nvfp4(gpu(x), **options)
     right = reference.amax_quantize_nvfp4(x, **options)
     assert_bytes_equal(gsa.get().view(np.uint8), right[2].view(np.uint8))

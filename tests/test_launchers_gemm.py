@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nvfp4cupy.launch import LaunchConfig
@@ -106,6 +107,16 @@ def test_more_tokens_than_a_tile_holds_are_refused_with_the_reason() -> None:
 def test_what_does_not_fit_is_refused(plan: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         plan(**({"m": 4, "n": 128, "k": 64} | options))
+
+
+@pytest.mark.parametrize("tile", [16.0, "16", True])
+@pytest.mark.parametrize("plan", [MmqGemmTiled.plan, W4A16Gemm.plan])
+def test_a_tile_must_be_an_integer(plan: Any, tile: Any) -> None:
+    sizes = {"m": 4, "n": 128, "k": 64}
+    source = plan(**sizes, mmq_x=16).source  # equal to 16.0, so that a cache could mistake it
+    with pytest.raises(TypeError, match=f"mmq_x must be an integer, got {type(tile).__name__}"):
+        plan(**sizes, mmq_x=tile)
+    assert plan(**sizes, mmq_x=np.int64(16)).source == source
 
 
 def test_a_stride_that_no_argument_holds_is_refused() -> None:

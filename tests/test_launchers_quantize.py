@@ -91,8 +91,8 @@ def test_deinterleave_ignores_columns_behind_the_runs() -> None:
     config = DeinterleaveQuantizeFromBuffer.plan(m=7, n=600, intermediate=288, granularity=8)
     assert config.source == "deinterleave_quantize.cu"
     assert config.entry == "deinterleave_quantize_from_buffer_kernel"
-    # 18 groups per row: 8 threads take 32.
-    assert geometry(config) == ((1, 1, 1), (8, 32, 1))
+    # 18 groups per row, 2 per thread: 16 threads take 32.
+    assert geometry(config) == ((1, 1, 1), (16, 16, 1))
     assert arguments(config) == [
         ("fused", "ptr", 8400, "in", 2),
         ("M", "i32", 7),
@@ -135,13 +135,17 @@ def test_whole_row_kernels_take_any_number_of_columns() -> None:
         ("x", "ptr", 84, "in", 4),
         ("M", "i32", 3),
         ("N", "i32", 7),
+        ("row_stride", "u64", 7),
         ("first", "ptr", 8, "inout", 8),
     ]
+    assert FindNonfinite.plan(m=3, n=7, row_stride=10).args[0].extent == 2 * 27
+    with pytest.raises(ValueError, match="row_stride must be at least n=7"):
+        FindNonfinite.plan(m=3, n=7, row_stride=6)
 
 
 @pytest.mark.parametrize(
     ("n", "threads", "blocks"),
-    [(16, 1, 1), (32, 2, 1), (48, 4, 1), (64, 4, 1), (1024, 16, 1), (5488, 8, 11), (16384, 256, 1)],
+    [(16, 1, 1), (32, 2, 1), (48, 4, 1), (64, 4, 1), (1024, 16, 1), (5488, 32, 3), (16384, 256, 1)],
 )
 def test_threads_of_a_row(n: int, threads: int, blocks: int) -> None:
     config = QuantizeFromBuffer.plan(m=1000, n=n)

@@ -147,11 +147,30 @@ def test_totals_are_refused_beyond_the_arguments_type(launcher: Any) -> None:
     assert launcher.plan_wide(total=2**32).args[-1].value == 2**32
 
 
+# 65535 * 2048 columns are the most that a grid's y has room for.
+TOO_LARGE = [
+    ({"m": 2**31, "k": 1}, "m must be at most 2147483647, .*got m=2147483648"),
+    ({"m": 1, "k": 134215681}, "k must be at most 134215680, .*got k=134215681"),
+    ({"m": 1, "k": 2**33}, "k must be at most 134215680, .*got k=8589934592"),
+]
+
+
+def test_the_kernel_by_table_has_the_limits_of_the_mirrored_one() -> None:
+    for sizes, message in TOO_LARGE:
+        with pytest.raises(ValueError, match=message):
+            SiluMulQuant.plan_wide(**sizes, num_multiprocessors=132)
+    for m, k in ((2**31 - 1, 1), (1, 134215680)):
+        config = SiluMulQuant.plan_wide(m=m, k=k, num_multiprocessors=132)
+        assert extents(config) == extents(SiluMulQuant.plan(m=m, k=k))
+
+
 def test_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="must not be negative, got m=-1, k=4"):
         SiluMulQuant.plan(m=-1, k=4)
-    with pytest.raises(ValueError, match="grid must be at most"):
-        SiluMulQuant.plan(m=2**31, k=1)
+    for options in ({}, {"row_scale": True}):
+        for sizes, message in TOO_LARGE:
+            with pytest.raises(ValueError, match=message):
+                SiluMulQuant.plan(**sizes, **options)
     for count in (0, 65536):
         with pytest.raises(ValueError, match=f"num_multiprocessors must be.*got {count}"):
             SiluMulQuant.plan_wide(m=1, k=1, num_multiprocessors=count)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 from calls import (
@@ -10,9 +13,11 @@ from calls import (
     BLOCKS,
     CALLS,
     CODES,
+    EVERY,
     GATE,
     GSA,
     UP,
+    Call,
     X,
     as_tuple,
     bf16,
@@ -21,6 +26,22 @@ from calls import (
 
 import nvfp4cupy as nv
 from nvfp4cupy import reference
+
+F32 = np.float32
+COLUMN_SCALE, ROW_SCALE = np.full(40, 0.5, F32), np.full(7, 2, F32)
+A4_SCALES = {"out_scale": COLUMN_SCALE, "row_scale": ROW_SCALE}
+
+# Their arrays among the keyword arguments must not lie under out either.
+WITH_SCALES: dict[str, Call] = {
+    **CALLS,
+    "nvfp4_mmq_gemm scales": (nv.nvfp4_mmq_gemm, (ACT, BLOCKS), A4_SCALES),
+    "nvfp4_mmq_gemm_tiled scales": (nv.nvfp4_mmq_gemm_tiled, (ACT, BLOCKS), A4_SCALES),
+    "nvfp4_w4a16_gemm scales": (
+        nv.nvfp4_w4a16_gemm,
+        (bf16(7, 128, seed=2), BLOCKS),
+        {"out_scale": COLUMN_SCALE},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -48,17 +69,85 @@ def test_a_wrong_out_is_refused_and_nothing_is_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_read_only_and_overlapping_out_is_refused(name: str) -> None:
+def test_a_read_only_out_is_refused(name: str) -> None:
     function, args, options = CALLS[name]
-    outs = poisoned(function(*args, **options))
-    outs[0].flags.writeable = False
-    with pytest.raises(ValueError, match="must be writable"):
-        function(*args, **options, out=outs if len(outs) > 1 else outs[0])
+    for i in range(len(as_tuple(function(*args, **options)))):
+        outs = poisoned(function(*args, **options))
+        outs[i].flags.writeable = False
+        with pytest.raises(ValueError, match="must be writable"):
+            function(*args, **options, out=outs if len(outs) > 1 else outs[0])
 
 
+def in_one_buffer(one: np.ndarray, other: np.ndarray, place: str) -> tuple[np.ndarray, np.ndarray]:
+    """Copy both to a buffer, the other over the start, head or tail of the one, or beside it."""
+
+    def aligned(offset: int) -> int:
+        return offset // 4 * 4  # the largest element is a float32
+
+    starts = {
+        "start": (0, 0),
+        "tail": (0, aligned(one.nbytes - 1)),
+        "head": (aligned(other.nbytes - 1), 0),
+        "beside": (0, aligned(one.nbytes + 3)),
+    }[place]
+    buffer = np.zeros(one.nbytes + other.nbytes + 4, np.uint8)
+    one_view, other_view = (
+        buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        for array, start in zip((one, other), starts, strict=True)
+    )
+    other_view[...] = other
+    one_view[...] = one  # last, so that it is whole where the two lie over each other
+    return one_view, other_view
+
+
+def array_operands(name: str) -> list[int | str]:
+    _, args, options = WITH_SCALES[name]
+    operands = [*enumerate(args), *options.items()]
+    return [key for key, value in operands if isinstance(value, np.ndarray)]
+
+
+@pytest.mark.parametrize("place", ["start", "head", "tail", "beside"])
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name in WITH_SCALES for key in array_operands(name)]
+)
+def test_an_out_that_overlaps_an_operand_is_refused(name: str, key: Any, place: str) -> None:
+    function, args, options = WITH_SCALES[name]
+    expected = as_tuple(function(*args, **options))
+    operands = {**dict(enumerate(args)), **options}
+    for i, right in enumerate(expected):
+        outs = list(poisoned(expected))
+        operand, outs[i] = in_one_buffer(operands[key], outs[i], place)
+        called = {**operands, key: operand}
+        positional = [called.pop(j) for j in range(len(args))]
+        called["out"] = tuple(outs) if len(outs) > 1 else outs[0]
+        may_lie_over_gate = name == "nvfp4_silu_mul_scaled" and key == 0 and place == "start"
+        if place == "beside" or may_lie_over_gate:
+            function(*positional, **called)
+            assert outs[i].tobytes() == right.tobytes()
+            continue
+        with pytest.raises(ValueError, match="must not overlap"):
+            function(*positional, **called)
+
+
+@pytest.mark.parametrize("place", ["start", "head", "tail", "beside"])
 @pytest.mark.parametrize("name", CALLS)
-def test_an_array_operand_of_another_type_is_a_type_error(name: str) -> None:
+def test_outs_that_overlap_one_another_are_refused(name: str, place: str) -> None:
     function, args, options = CALLS[name]
+    expected = as_tuple(function(*args, **options))
+    for i, j in itertools.combinations(range(len(expected)), 2):
+        outs = list(poisoned(expected))
+        outs[i], outs[j] = in_one_buffer(outs[i], outs[j], place)
+        if place == "beside":
+            function(*args, **options, out=tuple(outs))
+            assert [out.tobytes() for out in outs] == [right.tobytes() for right in expected]
+            continue
+        with pytest.raises(ValueError, match="must not overlap"):
+            function(*args, **options, out=tuple(outs))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_array_operand_of_another_type_is_a_type_error(name: str) -> None:
+    function, args, options = EVERY[name]
     for i, arg in enumerate(args):
         if isinstance(arg, np.ndarray):
             for bad in (arg.astype(np.int32), arg.astype(np.float64), None, "x", [1, 2]):
@@ -85,14 +174,22 @@ def test_check_finite_names_the_first_bad_row(name: str) -> None:
     bad = args[0].copy()
     bad[2, 7] = np.inf
     function(bad, *args[1:], **options)
-    row = 0 if name == "nvfp4_silu_mul_scaled" else 2
-    with pytest.raises(ValueError, match=f"must be finite, got a NaN or an infinity in row {row}"):
+    with pytest.raises(ValueError, match=r"must be finite, got a NaN or an infinity in row 2$"):
         function(bad, *args[1:], **options, check_finite=True)
 
 
-@pytest.mark.parametrize("name", CALLS)
+def test_check_finite_looks_at_the_rows_and_not_between_them() -> None:
+    x = X.copy()
+    x[:, 32:] = np.nan
+    nv.nvfp4_mmq_quantize_act(x[:, :32], check_finite=True)
+    x[3, 31], x[4, 0] = np.inf, np.nan
+    with pytest.raises(ValueError, match=r"x must be finite, got a NaN or an infinity in row 3$"):
+        nv.nvfp4_mmq_quantize_act(x[:, :32], check_finite=True)
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_stream_is_refused_for_numpy(name: str) -> None:
-    function, args, options = CALLS[name]
+    function, args, options = EVERY[name]
     with pytest.raises(ValueError, match="stream must be None for NumPy arrays"):
         function(*args, **options, stream=0)
 
@@ -177,10 +274,29 @@ def test_empty_inputs_give_empty_outputs() -> None:
     assert nv.nvfp4_silu_mul_scaled(GATE[:0], UP[:0], 1, 1).shape == (0, 300)
 
 
-def test_a_gemm_with_k_zero_gives_zeros() -> None:
-    out = nv.nvfp4_mmq_gemm(np.empty((0, 7, 144), np.uint8), np.empty((40, 0, 36), np.uint8))
-    assert out.shape == (7, 40)
-    assert not out.astype(np.float32).any()
+@pytest.mark.parametrize("out_scale", [None, np.nan, np.inf])
+def test_a_gemm_with_k_zero_gives_zeros(out_scale: float | None) -> None:
+    a, blocks = np.empty((0, 7, 144), np.uint8), np.empty((40, 0, 36), np.uint8)
+    out = np.full((7, 40), np.nan, BF16)
+    for function, operand in (
+        (nv.nvfp4_mmq_gemm, a),
+        (nv.nvfp4_mmq_gemm_tiled, a),
+        (nv.nvfp4_w4a16_gemm, X[:1, :0].repeat(7, axis=0)),
+    ):
+        out[...] = np.nan
+        function(operand, blocks, out_scale=out_scale, out=out)
+        assert not out.view(np.uint16).any(), function.__name__
+
+
+def test_row_scales_of_rows_without_elements_are_one() -> None:
+    blocks, empty = np.empty((0, 5, 144), np.uint8), X[:, :0]
+    for function, args in (
+        (nv.nvfp4_mmq_quantize_act, (empty,)),
+        (nv.nvfp4_silu_mul_quant, (empty, empty, 1, 1)),
+    ):
+        scale = np.full(5, np.nan, F32)
+        function(*args, row_scale=True, out=(blocks, scale))
+        assert (scale == 1).all(), function.__name__
 
 
 def test_silu_mul_scaled_may_write_over_gate_only_exactly() -> None:

@@ -11,7 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import ACT, BF16, BLOCKS, CALLS, GATE, GSA, UP, X, as_tuple, bf16, poisoned
+from calls import (
+    ACT,
+    BF16,
+    BLOCKS,
+    CALLS,
+    EVERY,
+    GATE,
+    GSA,
+    IN_PLACE,
+    UP,
+    Call,
+    X,
+    as_tuple,
+    bf16,
+    poisoned,
+)
 from golden import assert_bytes_equal
 
 import nvfp4cupy as nv
@@ -19,9 +34,8 @@ from nvfp4cupy import reference
 
 pytestmark = pytest.mark.gpu
 
-# Their sums may be rounded in another order: compared within a bound, in the GEMM's own tests.
-INEXACT = {"nvfp4_mmq_gemm", "nvfp4_mmq_gemm_tiled", "nvfp4_w4a16_gemm"}
-EXACT = [name for name in CALLS if name not in INEXACT]
+# Their sums may be rounded in another order: compared within the bound of any order.
+GEMMS = {"nvfp4_mmq_gemm", "nvfp4_mmq_gemm_tiled", "nvfp4_w4a16_gemm"}
 
 
 def to_gpu(value: Any) -> Any:
@@ -37,23 +51,28 @@ def call(name: str, **extra: Any) -> tuple[Any, ...]:
     return as_tuple(function(*map(to_gpu, args), **options, **extra))
 
 
-def assert_right(name: str, results: tuple[Any, ...]) -> None:
-    function, args, options = CALLS[name]
+def in_a_capture(name: str) -> Call:
+    """Return a call without the number that would have to be uploaded."""
+    function, args, options = EVERY[name]
+    return function, args, {key: v for key, v in options.items() if key != "out_scale"}
+
+
+def assert_right(name: str, results: tuple[Any, ...], call: Call) -> None:
+    function, args, options = call
     for got, right in zip(results, as_tuple(function(*args, **options)), strict=True):
         assert got.shape == right.shape
         assert got.dtype == right.dtype
-        if name in EXACT:
+        if name not in GEMMS:
             assert_bytes_equal(got.get().view(np.uint8), right.view(np.uint8))
-        else:
-            # Operands of about 1, k = 128: float32 sums differ by less than bfloat16's half ulp.
-            np.testing.assert_allclose(
-                got.get().astype(np.float32), right.astype(np.float32), rtol=2**-7, atol=2**-12
-            )
+            continue
+        scale = {key: v for key, v in options.items() if key == "out_scale"}
+        error = abs(got.get().astype(np.float64) - reference.gemm_float64(*args, **scale))
+        assert (error <= reference.gemm_error_bound(*args, **scale)).all()
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_gives_what_the_reference_gives(name: str) -> None:
-    assert_right(name, call(name))
+    assert_right(name, call(name), CALLS[name])
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -62,32 +81,60 @@ def test_writes_every_byte_of_out(name: str) -> None:
     outs = to_gpu(poisoned(function(*args, **options)))
     results = call(name, out=outs if len(outs) > 1 else outs[0])
     assert [r.data.ptr for r in results] == [o.data.ptr for o in outs]
-    assert_right(name, results)
+    assert_right(name, results, CALLS[name])
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_runs_on_the_given_stream(name: str) -> None:
     import cupy
 
-    function, args, options = CALLS[name]
+    function, args, options = in_a_capture(name)
     on_gpu, outs = to_gpu(args), to_gpu(poisoned(function(*args, **options)))
     given = outs if len(outs) > 1 else outs[0]
-    function(*on_gpu, **options, out=given)  # compiled before the clock of the stream matters
+    function(*on_gpu, **options, out=given)  # compiles, which is no part of a capture
     stream = cupy.cuda.Stream(non_blocking=True)
+    stream.begin_capture()  # it does not become the current one: only stream= leads there
+    try:
+        function(*on_gpu, **options, out=given, stream=stream)
+    finally:
+        graph = stream.end_capture()
     for out in outs:
         out.view(np.uint8)[...] = 0xFF
     cupy.cuda.Device().synchronize()
-    results = as_tuple(function(*on_gpu, **options, stream=stream, out=given))
-    stream.synchronize()  # work on any other stream would not be waited for
-    assert_right(name, results)
+    graph.launch(stream)
+    stream.synchronize()
+    assert_right(name, outs, (function, args, options))
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_works_in_place_runs_on_the_given_stream_and_in_a_graph(name: str) -> None:
+    import cupy
+
+    function, args, options = IN_PLACE[name]
+    data, *others = to_gpu(args)
+    right = function(args[0].copy(), *args[1:], **options)
+    assert function(data, *others, **options) is data
+    assert_bytes_equal(data.get().view(np.uint8), right.view(np.uint8))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.begin_capture()  # it does not become the current one: only stream= leads there
+    try:
+        function(data, *others, **options, stream=stream)
+    finally:
+        graph = stream.end_capture()
+    changed = args[0][::-1].copy()
+    data.set(changed)
+    cupy.cuda.Device().synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    right = function(changed, *args[1:], **options)
+    assert_bytes_equal(data.get().view(np.uint8), right.view(np.uint8))
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_captured_graph_follows_changed_inputs(name: str) -> None:
     import cupy
 
-    function, args, options = CALLS[name]
-    options = {k: v for k, v in options.items() if k != "out_scale"}  # a number is uploaded
+    function, args, options = in_a_capture(name)
     on_gpu = to_gpu(args)
     outs = to_gpu(poisoned(function(*args, **options)))
     given = outs if len(outs) > 1 else outs[0]
@@ -153,6 +200,61 @@ def test_check_finite_names_the_first_bad_row() -> None:
         with pytest.raises(ValueError, match=f"in row {row}$"):
             nv.amax_gsa(to_gpu(bad), check_finite=True)
     nv.amax_gsa(to_gpu(X), check_finite=True)
+
+
+def test_check_finite_looks_at_the_rows_and_not_between_them() -> None:
+    x = X.copy()
+    x[:, 32:] = np.nan
+    nv.nvfp4_mmq_quantize_act(to_gpu(x)[:, :32], check_finite=True)
+    x[3, 31], x[4, 0] = np.inf, np.nan
+    with pytest.raises(ValueError, match=r"x must be finite, got a NaN or an infinity in row 3$"):
+        nv.nvfp4_mmq_quantize_act(to_gpu(x)[:, :32], check_finite=True)
+
+
+@pytest.mark.parametrize("out_scale", [None, np.nan, np.inf])
+def test_a_gemm_with_k_zero_gives_zeros(out_scale: float | None) -> None:
+    a, blocks = np.empty((0, 7, 144), np.uint8), np.empty((40, 0, 36), np.uint8)
+    for function, operand in (
+        (nv.nvfp4_mmq_gemm, a),
+        (nv.nvfp4_mmq_gemm_tiled, a),
+        (nv.nvfp4_w4a16_gemm, np.empty((7, 0), BF16)),
+    ):
+        out = to_gpu(np.full((7, 40), np.nan, BF16))
+        function(to_gpu(operand), to_gpu(blocks), out_scale=out_scale, out=out)
+        assert not out.get().view(np.uint16).any(), function.__name__
+
+
+def test_row_scales_of_rows_without_elements_are_one() -> None:
+    blocks, empty = to_gpu(np.empty((0, 5, 144), np.uint8)), to_gpu(np.empty((5, 0), BF16))
+    for function, args in (
+        (nv.nvfp4_mmq_quantize_act, (empty,)),
+        (nv.nvfp4_silu_mul_quant, (empty, empty, 1, 1)),
+    ):
+        scale = to_gpu(np.full(5, np.nan, np.float32))
+        function(*args, row_scale=True, out=(blocks, scale))
+        assert (scale.get() == 1).all(), function.__name__
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_array_operand_of_another_type_is_a_type_error(name: str) -> None:
+    function, args, options = EVERY[name]
+    on_gpu = to_gpu(args)
+    for i, arg in enumerate(args):
+        if isinstance(arg, np.ndarray):
+            others = [to_gpu(arg.astype(dtype)) for dtype in (np.int32, np.float64)]
+            for bad in (*others, None, "x", [1, 2]):
+                with pytest.raises(TypeError, match="must be"):
+                    function(*on_gpu[:i], bad, *on_gpu[i + 1 :], **options)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_operand_of_another_rank_is_a_value_error(name: str) -> None:
+    function, args, options = CALLS[name]
+    on_gpu = to_gpu(args)
+    for i, arg in enumerate(args):
+        if isinstance(arg, np.ndarray):
+            with pytest.raises(ValueError, match="must"):
+                function(*on_gpu[:i], on_gpu[i][None], *on_gpu[i + 1 :], **options)
 
 
 def test_operands_of_two_sides_are_refused() -> None:

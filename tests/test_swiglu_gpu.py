@@ -141,7 +141,7 @@ def test_silu_quant_with_row_scale(m: int, options: dict[str, Any]) -> None:
 def test_silu_quant_of_a_large_product(mirror: bool) -> None:
     m, k = 4096, 5120
     gate, up = normal((m, k), 14), normal((m, k), 15)
-    memory, y = placed(k // 256 * m * 144, 0)
+    _, y = placed(k // 256 * m * 144, 0)
     factors = {"gate_scale": 1.0, "up_scale": 1.0}
     SiluMulQuant()(upload(gate, 0), upload(up, 0), y, m=m, k=k, **factors, mirror=mirror)
     rows = np.r_[0:4, m - 4 : m]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nvfp4cupy.arrays.checks import (
+    check_output,
     check_overlap,
     check_same_side,
     empty,
@@ -19,11 +20,13 @@ from nvfp4cupy.arrays.gpu import (
     is_capturing,
     is_gpu,
     missing_gpu,
+    runs_on_stream,
 )
 from nvfp4cupy.arrays.intake import Array, intake
 
 __all__ = [
     "Array",
+    "check_output",
     "check_overlap",
     "check_same_side",
     "context",
@@ -37,6 +40,7 @@ __all__ = [
     "missing_gpu",
     "output",
     "row_stride",
+    "runs_on_stream",
     "span",
     "uploaded",
 ]

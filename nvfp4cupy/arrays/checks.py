@@ -10,6 +10,7 @@ from nvfp4cupy.arrays.gpu import cupy, is_capturing, is_gpu
 from nvfp4cupy.arrays.intake import intake
 
 __all__ = [
+    "check_output",
     "check_overlap",
     "check_same_side",
     "empty",
@@ -131,8 +132,21 @@ def output(name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], 
         TypeError: it is no array of that dtype.
         ValueError: shape, side or contiguity do not fit, or it is read-only.
     """
+    checked = check_output(name, given, shape, dtype, like)
+    return empty(shape, dtype, like) if checked is None else checked
+
+
+def check_output(
+    name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any
+) -> Any:
+    """Check a caller's ``out`` as ``output`` does; return None where none was given.
+
+    Raises:
+        TypeError: it is no array of that dtype.
+        ValueError: shape, side or contiguity do not fit, or it is read-only.
+    """
     if given is None:
-        return empty(shape, dtype, like)
+        return None
     array = intake(name, given)
     if array.dtype != dtype:
         if not (dtype == np.uint8 and array.dtype.name == "float8_e4m3fn"):
@@ -142,7 +156,7 @@ def output(name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], 
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
     if not array.flags.c_contiguous:
         raise ValueError(f"{name} must be C-contiguous, got strides {array.strides}")
-    check_same_side(operand=like, **{name: array})
+    check_same_side(**{"the operands": like, name: array})
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f"{name} must be writable, got a read-only array")
     return array

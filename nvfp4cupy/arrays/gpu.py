@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["context", "cupy", "current_device", "is_capturing", "is_gpu", "missing_gpu"]
+import numpy as np
+
+__all__ = [
+    "context",
+    "cupy",
+    "current_device",
+    "is_capturing",
+    "is_gpu",
+    "missing_gpu",
+    "runs_on_stream",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @cache
@@ -63,17 +76,41 @@ def context(array: Any, stream: Any = None) -> AbstractContextManager[Any]:
 
     Raises:
         TypeError: it is no stream.
-        ValueError: a stream was given with NumPy arrays.
+        ValueError: a stream was given with NumPy arrays, or belongs to another GPU.
     """
     if not is_gpu(array):
         if stream is not None:
             raise ValueError("stream must be None for NumPy arrays")
-        return nullcontext()
+        return _UNCHANGED
+    device = array.data.device_id
     if stream is None:
-        if array.data.device_id == current_device():
+        if device == current_device():
             return _UNCHANGED
         return array.device  # type: ignore[no-any-return]
-    return _Current(array.device, _as_stream(stream))
+    current = _Current(_as_stream(stream))
+    if current.device not in (-1, device):
+        raise ValueError(
+            f"stream must belong to GPU {device} like the arrays, got one of GPU {current.device}"
+        )
+    return current
+
+
+def runs_on_stream(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make a function's ``stream=`` the current stream for the length of each call.
+
+    It is current before the operands are taken over, so that arrays of other libraries are
+    ordered before the work that reads them.
+    """
+
+    @wraps(function)
+    def call(*args: _P.args, **options: _P.kwargs) -> _R:
+        stream = options.get("stream")
+        if stream is None or any(isinstance(arg, np.ndarray) for arg in args):
+            return function(*args, **options)  # which refuses a stream for NumPy arrays
+        with _Current(_as_stream(stream)):
+            return function(*args, **options)
+
+    return call
 
 
 def current_device() -> int:
@@ -119,19 +156,20 @@ class _StreamPointer:
 _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
 
-class _Current:
-    """Makes a device and one of its streams current, for the length of a ``with``."""
+class _Current(ExitStack):
+    """Makes a stream and the device it belongs to current, for the length of a ``with``."""
 
-    def __init__(self, *parts: AbstractContextManager[Any]) -> None:
-        self._parts: Sequence[AbstractContextManager[Any]] = parts
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream = stream
+        # -1 is a foreign stream, which is taken to be of the current device.
+        self.device = int(getattr(stream, "device_id", -1))
 
-    def __enter__(self) -> None:
-        for part in self._parts:
-            part.__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        for part in reversed(self._parts):
-            part.__exit__(*exception)
+    def __enter__(self) -> _Current:
+        if self.device >= 0:
+            self.enter_context(cupy().cuda.Device(self.device))
+        self.enter_context(self._stream)
+        return self
 
 
 def is_capturing() -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nvfp4cupy import formats
-from nvfp4cupy.arrays.gpu import cupy, is_gpu
+from nvfp4cupy.arrays.gpu import cupy, current_device, is_gpu
 
 __all__ = ["Array", "intake"]
 
@@ -101,19 +101,19 @@ def intake(name: str, value: Any, *, dtype: str | None = None) -> Any:
 
 
 def _from_dlpack(name: str, value: Any) -> Any:
-    kind = int(value.__dlpack_device__()[0])
+    kind, device = (int(number) for number in value.__dlpack_device__())
+    if kind not in (*_DLPACK_CPU, *_DLPACK_CUDA):
+        raise TypeError(
+            f"{name} must lie on the CPU or on a CUDA GPU, got DLPack device type {kind}"
+        )
+    library = cupy() if kind in _DLPACK_CUDA else np
     try:
-        if kind in _DLPACK_CUDA:
-            return cupy().from_dlpack(value)
-        if kind in _DLPACK_CPU:
-            return np.from_dlpack(value)
-    except RuntimeError as error:
-        if "CuPy" in str(error):
-            raise
+        if library is np or device == current_device():
+            return library.from_dlpack(value)
+        with library.cuda.Device(device):
+            return library.from_dlpack(value)
+    except (BufferError, KeyError, RuntimeError, TypeError) as error:
         raise TypeError(_dlpack_advice(name, value)) from error
-    except (BufferError, TypeError, KeyError) as error:
-        raise TypeError(_dlpack_advice(name, value)) from error
-    raise TypeError(f"{name} must lie on the CPU or on a CUDA GPU, got DLPack device type {kind}")
 
 
 def _dlpack_advice(name: str, value: Any) -> str:

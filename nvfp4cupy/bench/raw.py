@@ -1,4 +1,4 @@
-"""Kernels straight from CuPy, without this package: what calls are compared with."""
+"""This package's kernels, compiled and called by CuPy alone: what calls are compared with."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from nvfp4cupy.launch import LaunchConfig
 
 __all__ = ["raw_kernel", "raw_module"]
 
-# The compiler's own, since a module's compile time is to be that of a call.
-OPTIONS = ("-std=c++17", "-fmad=false")
-_STATIC_SHARED_MEM = 48 * 1024
-
 
 def raw_module(source: str, defines: tuple[tuple[str, str], ...] = ()) -> Any:
     """Return a compiled ``cupy.RawModule`` of a source for the current device."""
-    options = (
-        *OPTIONS,
+    options = (  # those of a call, whose compile time is to be the same
+        *compiler.COMPILE_OPTIONS,
         *(f"-D{name}={value}" for name, value in defines),
         *compiler.current_target(source).options,
     )
@@ -30,6 +26,6 @@ def raw_module(source: str, defines: tuple[tuple[str, str], ...] = ()) -> Any:
 def raw_kernel(config: LaunchConfig) -> Any:
     """Return the ``cupy.RawKernel`` of a launch."""
     kernel = raw_module(config.source, config.defines).get_function(config.entry)
-    if config.shared_mem > _STATIC_SHARED_MEM:
+    if config.shared_mem > compiler.STATIC_SHARED_MEM:
         kernel.max_dynamic_shared_size_bytes = config.shared_mem
     return kernel

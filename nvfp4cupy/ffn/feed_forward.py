@@ -62,7 +62,8 @@ class FeedForward:
         """Check the weights, move them and repack them.
 
         A weight is an ``NVFP4Weight`` or ``(codes, scales, decode_scale)``: uint8
-        ``(n, k // 2)``, uint8 E4M3 bytes ``(n, k // 16)``, and the number to multiply by.
+        ``(n, k // 2)``, uint8 E4M3 bytes ``(n, k // 16)``, and the number to multiply by. A 0-d
+        GPU array as that number is read once, here, which waits for the GPU.
 
         Args:
             gate: ``(intermediate, in_features)``.
@@ -81,7 +82,8 @@ class FeedForward:
         Raises:
             TypeError: a weight is neither of those above, or an argument has a wrong type.
             ValueError: a shape, decode scale, device or option does not fit.
-            RuntimeError: ``device="gpu"`` and there is none, or no CuPy.
+            RuntimeError: ``device="gpu"`` and there is none, or no CuPy; or the current stream is
+                being captured into a graph.
         """
         sources = [Source.of(n, w) for n, w in (("gate", gate), ("up", up), ("down", down))]
         _check_shapes(*(source.shape for source in sources))
@@ -170,7 +172,7 @@ class FeedForward:
         Raises:
             TypeError: ``max_m`` is no integer.
             ValueError: ``max_m`` is negative.
-            RuntimeError: the feed-forward is on the CPU.
+            RuntimeError: the feed-forward is on the CPU, or the current stream is being captured.
         """
         self._need_gpu("a workspace")
         with arrays.context(self._gate.blocks):
@@ -185,7 +187,7 @@ class FeedForward:
         Raises:
             TypeError: m is no integer.
             ValueError: m is below 1.
-            RuntimeError: the feed-forward is on the CPU.
+            RuntimeError: the feed-forward is on the CPU, or the current stream is being captured.
         """
         self._need_gpu("a CUDA graph")
         with arrays.context(self._gate.blocks):

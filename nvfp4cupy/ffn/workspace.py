@@ -92,6 +92,10 @@ class Workspace:
     streams: each waits, on the GPU, for the one before. Calls that shall overlap need a workspace
     each. Made by ``FeedForward.new_workspace``.
 
+    That order does not hold for calls captured into a graph of the caller's: its replays wait for
+    no call outside of it, and none waits for them. Make a workspace for such a graph alone, before
+    the capture, and keep it as long as the graph; or order the replays.
+
     Attributes:
         max_m: the most rows of a call that needs no allocation.
         sizes: what the memory is laid out for.
@@ -140,6 +144,7 @@ class Workspace:
     def borrow(self, m: int) -> Iterator[Buffers]:
         """Give the parts to a call with m rows on the current stream, after the calls before.
 
+        While the stream is captured into a graph, nothing is waited for, then or at a replay.
         More rows than ``max_m`` make the workspace grow, which waits for the calls before.
 
         Raises:

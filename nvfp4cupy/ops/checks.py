@@ -81,21 +81,21 @@ def float_matrix(
     return array
 
 
-def vector(name: str, value: Any, length: int, like: Any, dtype: str = "float32") -> Any:
-    """Take over a contiguous vector that lies with ``like``.
+def vector(name: str, value: Any, length: int, **like: Any) -> Any:
+    """Take over a contiguous float32 vector that lies where the operand ``like`` lies.
 
     Raises:
         TypeError: it is no array of that dtype.
         ValueError: its length, strides or side do not fit.
     """
     array = arrays.intake(name, value)
-    if formats.dtype_name(array.dtype) != dtype:
-        raise TypeError(f"{name} must be {dtype}, got {array.dtype}")
+    if array.dtype != np.float32:
+        raise TypeError(f"{name} must be float32, got {array.dtype}")
     if array.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
     if not array.flags.c_contiguous:
         raise ValueError(f"{name} must be C-contiguous, got strides {array.strides}")
-    arrays.check_same_side(x=like, **{name: array})
+    arrays.check_same_side(**like, **{name: array})
     return array
 
 
@@ -228,6 +228,11 @@ def scalar_float32(name: str, value: Any) -> float:
     Raises:
         TypeError: it is no real number.
     """
+    if arrays.is_gpu(value):
+        raise TypeError(
+            f"{name} must be a number, got an array on the GPU; float({name}) reads it, and waits "
+            "for the GPU to do so"
+        )
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if getattr(value, "ndim", 0) != 0:
@@ -274,6 +279,6 @@ def _first_bad_row_gpu(x: Any) -> int:
             "check before the capture"
         )
     first = arrays.cupy().full((1,), np.iinfo(np.int64).max, np.int64)
-    FindNonfinite()(x, first)
+    FindNonfinite()(x, first, row_stride=arrays.row_stride(x))
     row = int(first.get()[0])
     return row if row < x.shape[0] else -1

@@ -12,6 +12,7 @@ from nvfp4cupy.ops import checks
 __all__ = ["dequantize_nvfp4"]
 
 
+@arrays.runs_on_stream
 def dequantize_nvfp4(
     codes: Any,
     scales: Any,
@@ -51,15 +52,18 @@ def dequantize_nvfp4(
     codes, scales = checks.codes_and_scales(codes, scales, scale_layout=scale_layout)
     kind = checks.output_dtype(dtype)
     rows, columns = codes.shape[0], codes.shape[1] * 2
+    if arrays.is_gpu(gsa) and gsa.ndim == 0:
+        gsa = gsa.reshape(1)  # reading it would wait for the GPU
     is_array = getattr(gsa, "ndim", 0) != 0
     if is_array:
-        gsa = checks.vector("gsa", gsa, 1 if gsa.shape == (1,) else rows, codes)
+        gsa = checks.vector("gsa", gsa, 1 if gsa.shape == (1,) else rows, codes=codes)
     else:
         gsa = checks.positive_float32("gsa", gsa)
     with arrays.context(codes, stream):
         y = arrays.output("out", out, (rows, columns), kind, codes)
         if out is not None:
-            arrays.check_overlap("out", y, codes=codes, scales=scales)
+            held = {"gsa": gsa} if is_array else {}
+            arrays.check_overlap("out", y, codes=codes, scales=scales, **held)
         if arrays.is_gpu(codes):
             if not is_array:
                 gsa = arrays.uploaded("gsa", gsa, codes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from nvfp4cupy import arrays, formats, layouts, reference
@@ -13,6 +14,7 @@ __all__ = ["nvfp4_mmq_gemm", "nvfp4_mmq_gemm_tiled", "nvfp4_w4a16_gemm"]
 Kernel = Literal["auto", "mirror"]
 
 
+@arrays.runs_on_stream
 def nvfp4_mmq_gemm(
     a: Any,
     blocks: Any,
@@ -28,8 +30,9 @@ def nvfp4_mmq_gemm(
     """Multiply quantized activations by quantized weights: ``out[m, n] = sum_k A[m, k] W[n, k]``.
 
     ``A = e2m1 * e4m3`` and ``W = e2m1 * e4m3`` group by group; products are exact, sums are
-    float32 in ascending k. With ``out_scale`` and ``row_scale`` the sum is multiplied, in float32,
-    by ``out_scale[n]``, then by ``row_scale[m]``, and then rounded once.
+    float32, in an order of the kernel's choice (see ``deterministic_kblocks``). With ``out_scale``
+    and ``row_scale`` the sum is multiplied, in float32, by ``out_scale[n]``, then by
+    ``row_scale[m]``, and then rounded once.
 
     Args:
         a: uint8 ``(kpad // 256, m, 144)`` from ``nvfp4_mmq_quantize_act``.
@@ -56,20 +59,20 @@ def nvfp4_mmq_gemm(
     """
     if kernel not in ("auto", "mirror"):
         raise ValueError(f'kernel must be "auto" or "mirror", got {kernel!r}')
+    tile = {"mmq_x": 128 if kernel == "mirror" else None, "allow_restream": True}
     return _w4a4(
         a,
         blocks,
-        128 if kernel == "mirror" else None,
-        deterministic_kblocks=deterministic_kblocks,
+        {**tile, "deterministic_kblocks": deterministic_kblocks},
         out_scale=out_scale,
         row_scale=row_scale,
         dtype=dtype,
         out=out,
         stream=stream,
-        allow_restream=True,
     )
 
 
+@arrays.runs_on_stream
 def nvfp4_mmq_gemm_tiled(
     a: Any,
     blocks: Any,
@@ -110,20 +113,20 @@ def nvfp4_mmq_gemm_tiled(
 
     Kernel: ``kernels/nvfp4_mmq16.cu``, ``nvfp4_mmq32.cu``, ``nvfp4_mmq64.cu``, ``nvfp4_mmq128.cu``.
     """
+    tile = {"mmq_x": mmq_x, "allow_restream": allow_restream}
     return _w4a4(
         a,
         blocks,
-        mmq_x,
-        deterministic_kblocks=deterministic_kblocks,
+        {**tile, "deterministic_kblocks": deterministic_kblocks},
         out_scale=out_scale,
         row_scale=row_scale,
         dtype=dtype,
         out=out,
         stream=stream,
-        allow_restream=allow_restream,
     )
 
 
+@arrays.runs_on_stream
 def nvfp4_w4a16_gemm(
     x: Any,
     blocks: Any,
@@ -135,7 +138,7 @@ def nvfp4_w4a16_gemm(
 ) -> Any:
     """Multiply bfloat16 activations by quantized weights, for checkpoints calibrated so.
 
-    ``out[m, n] = sum_k x[m, k] W[n, k]``, weights decoded exactly, float32 sums in ascending k.
+    ``out[m, n] = sum_k x[m, k] W[n, k]``, weights decoded exactly, float32 sums.
 
     Args:
         x: bfloat16 ``(m, k)``; rows of contiguous elements, at any row stride.
@@ -161,47 +164,21 @@ def nvfp4_w4a16_gemm(
         raise ValueError(
             f"x must have k = {k} columns for blocks of shape {blocks.shape}, got shape {x.shape}"
         )
-    arrays.check_same_side(blocks=blocks, x=x)
-    scale = _out_scale(out_scale, n, blocks)
-    kind = checks.output_dtype(dtype)
-    with arrays.context(x, stream):
-        result = arrays.output("out", out, (m, n), kind, x)
-        if out is not None:
-            arrays.check_overlap("out", result, x=x, blocks=blocks)
-        if not arrays.is_gpu(x):
-            result[...] = reference.nvfp4_w4a16_gemm(
-                x, blocks, out_scale=scale, dtype=_output_type(kind)
-            )
-        elif k == 0:
-            result.fill(0)
-        else:
-            launchers.W4A16Gemm()(
-                blocks,
-                x,
-                result,
-                _uploaded(scale, x),
-                m=m,
-                n=n,
-                k=k,
-                a_stride=arrays.row_stride(x),
-                dtype=_output_type(kind),
-            )
-    return result
+    sizes = {"m": m, "n": n, "k": k, "a_stride": arrays.row_stride(x)}
+    return _multiply(
+        launchers.W4A16Gemm,
+        reference.nvfp4_w4a16_gemm,
+        {"x": x},
+        blocks,
+        sizes,
+        out_scale=out_scale,
+        dtype=dtype,
+        out=out,
+        stream=stream,
+    )
 
 
-def _w4a4(
-    a: Any,
-    blocks: Any,
-    mmq_x: int | None,
-    *,
-    allow_restream: bool,
-    deterministic_kblocks: bool,
-    out_scale: Any,
-    row_scale: Any,
-    dtype: Any,
-    out: Any,
-    stream: Any,
-) -> Any:
+def _w4a4(a: Any, blocks: Any, tile: dict[str, Any], **options: Any) -> Any:
     a = checks.bytes_array("a", a, 3)
     blocks, n, k = checks.weight_blocks(blocks)
     m = a.shape[1]
@@ -210,38 +187,50 @@ def _w4a4(
             f"a must have shape (ceil(k / 256), m, 144) with k = {k} for blocks of shape "
             f"{blocks.shape}, got {a.shape}"
         )
-    arrays.check_same_side(blocks=blocks, a=a)
-    scale = _out_scale(out_scale, n, blocks)
-    rows = None if row_scale is None else checks.vector("row_scale", row_scale, m, blocks)
+    sizes = {"m": m, "n": n, "k": k, **tile}
+    return _multiply(
+        launchers.MmqGemmTiled, reference.nvfp4_mmq_gemm, {"a": a}, blocks, sizes, **options
+    )
+
+
+def _multiply(
+    launcher: Any,
+    in_numpy: Callable[..., Any],
+    operand: dict[str, Any],
+    blocks: Any,
+    sizes: dict[str, Any],
+    *,
+    out_scale: Any,
+    dtype: Any,
+    out: Any,
+    stream: Any,
+    row_scale: Any = None,
+) -> Any:
+    """Check what both products share, then run the launcher or the reference."""
+    m, n = sizes["m"], sizes["n"]
+    (activations,) = operand.values()
+    arrays.check_same_side(blocks=blocks, **operand)
     kind = checks.output_dtype(dtype)
-    tile = {"mmq_x": mmq_x, "allow_restream": allow_restream}
-    launchers.MmqGemmTiled.plan(m=m, n=n, k=k, **tile)  # refuses an unfit tile on both sides
-    with arrays.context(a, stream):
-        result = arrays.output("out", out, (m, n), kind, a)
-        if out is not None:
-            arrays.check_overlap(
-                "out", result, a=a, blocks=blocks, row_scale=rows, out_scale=_array_or_none(scale)
-            )
-        if not arrays.is_gpu(a):
-            result[...] = reference.nvfp4_mmq_gemm(
-                a, blocks, out_scale=scale, row_scale=rows, dtype=_output_type(kind)
-            )
-        elif k == 0:
+    scales = {"out_scale": _out_scale(out_scale, n, blocks)}
+    if row_scale is not None:
+        scales["row_scale"] = checks.vector("row_scale", row_scale, m, blocks=blocks)
+    launcher.plan(dtype=_output_type(kind), **sizes)  # refuses an unfit size or tile on both sides
+    with arrays.context(activations, stream):
+        result = arrays.check_output("out", out, (m, n), kind, activations)
+        if result is not None:
+            held = {key: s for key, s in scales.items() if not isinstance(s, float)}
+            arrays.check_overlap("out", result, blocks=blocks, **operand, **held)
+        on_gpu = arrays.is_gpu(activations)
+        if on_gpu and isinstance(scales["out_scale"], float):
+            scales["out_scale"] = arrays.uploaded("out_scale", scales["out_scale"], blocks)
+        if result is None:
+            result = arrays.empty((m, n), kind, activations)
+        if not on_gpu:
+            result[...] = in_numpy(activations, blocks, dtype=_output_type(kind), **scales)
+        elif sizes["k"] == 0:
             result.fill(0)
         else:
-            launchers.MmqGemmTiled()(
-                blocks,
-                a,
-                result,
-                _uploaded(scale, a),
-                rows,
-                m=m,
-                n=n,
-                k=k,
-                dtype=_output_type(kind),
-                deterministic_kblocks=deterministic_kblocks,
-                **tile,
-            )
+            launcher()(blocks, activations, result, **scales, dtype=_output_type(kind), **sizes)
     return result
 
 
@@ -258,12 +247,4 @@ def _out_scale(value: Any, n: int, like: Any) -> Any:
     array = arrays.intake("out_scale", value)
     if array.ndim == 0:
         array = array.reshape(1)
-    return checks.vector("out_scale", array, 1 if array.size == 1 else n, like)
-
-
-def _uploaded(scale: Any, like: Any) -> Any:
-    return arrays.uploaded("out_scale", scale, like) if isinstance(scale, float) else scale
-
-
-def _array_or_none(scale: Any) -> Any:
-    return None if isinstance(scale, float) else scale
+    return checks.vector("out_scale", array, 1 if array.size == 1 else n, blocks=like)

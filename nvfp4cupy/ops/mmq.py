@@ -17,6 +17,7 @@ _UINT8 = np.dtype(np.uint8)
 _FLOAT32 = np.dtype(np.float32)
 
 
+@arrays.runs_on_stream
 def nvfp4_mmq_repack(
     packed: Any,
     scales: Any,
@@ -54,6 +55,7 @@ def nvfp4_mmq_repack(
         packed, scales, multiple=layouts.QK_NVFP4, codes_name="packed"
     )
     n, k = packed.shape[0], packed.shape[1] * 2
+    launchers.MmqRepack.plan(n=n, k=k, nibble_order=nibble_order)  # refuses what no grid holds
     with arrays.context(packed, stream):
         blocks = arrays.output("out", out, layouts.block_nvfp4_shape(n, k), _UINT8, packed)
         if out is not None:
@@ -65,6 +67,7 @@ def nvfp4_mmq_repack(
     return blocks
 
 
+@arrays.runs_on_stream
 def nvfp4_mmq_unpack(blocks: Any, *, out: Any = None, stream: Any = None) -> tuple[Any, Any]:
     """Undo ``nvfp4_mmq_repack``: block_nvfp4 rows back to checkpoint order.
 
@@ -87,11 +90,14 @@ def nvfp4_mmq_unpack(blocks: Any, *, out: Any = None, stream: Any = None) -> tup
     given = checks.out_tuple(out, 2)
     with arrays.context(blocks, stream):
         shapes = checks.scale_pair_shapes(n, k, "linear")
-        packed = arrays.output("out[0]", given[0], shapes[0], _UINT8, blocks)
-        scales = arrays.output("out[1]", given[1], shapes[1], _UINT8, blocks)
-        if out is not None:
+        packed = arrays.check_output("out[0]", given[0], shapes[0], _UINT8, blocks)
+        scales = arrays.check_output("out[1]", given[1], shapes[1], _UINT8, blocks)
+        if packed is not None:
             arrays.check_overlap("out[0]", packed, blocks=blocks, **{"out[1]": scales})
+        if scales is not None:
             arrays.check_overlap("out[1]", scales, blocks=blocks)
+        packed = arrays.empty(shapes[0], _UINT8, blocks) if packed is None else packed
+        scales = arrays.empty(shapes[1], _UINT8, blocks) if scales is None else scales
         if arrays.is_gpu(blocks):
             launchers.MmqUnpack()(blocks, packed, scales, n=n, k=k)
         else:
@@ -99,6 +105,7 @@ def nvfp4_mmq_unpack(blocks: Any, *, out: Any = None, stream: Any = None) -> tup
     return packed, scales
 
 
+@arrays.runs_on_stream
 def nvfp4_mmq_quantize_act(
     x: Any,
     *,
@@ -139,14 +146,14 @@ def nvfp4_mmq_quantize_act(
     """
     x = checks.float_matrix("x", x, dtypes=("bfloat16",), dtype=dtype, strided_rows=True)
     m, k = x.shape
+    stride = arrays.row_stride(x)
+    launchers.MmqQuantizeAct.plan(m=m, k=k, row_stride=stride, row_scale=row_scale)
     with arrays.context(x, stream):
-        blocks, scale = act_outputs(out, m, k, row_scale, x)
-        if out is not None:
-            check_act_overlap(blocks, scale, x=x)
+        given = act_outputs(out, m, k, row_scale, x=x)
         if check_finite:
             checks.finite_rows("x", x)
+        blocks, scale = allocate_act(given, m, k, row_scale, x)
         if arrays.is_gpu(x):
-            stride = arrays.row_stride(x)
             launchers.MmqQuantizeAct()(x, blocks, scale, m=m, k=k, row_stride=stride)
         elif row_scale:
             blocks[...], scale[...] = reference.nvfp4_mmq_quantize_act(x, row_scale=True)
@@ -155,19 +162,30 @@ def nvfp4_mmq_quantize_act(
     return (blocks, scale) if row_scale else blocks
 
 
-def act_outputs(out: Any, m: int, k: int, row_scale: bool, like: Any) -> tuple[Any, Any]:
-    """Return the activation blocks to write to, and the row scales or None."""
+def act_outputs(out: Any, m: int, k: int, row_scale: bool, **operands: Any) -> tuple[Any, Any]:
+    """Check the caller's activation blocks and row scales; None for what is to be allocated."""
+    like = next(iter(operands.values()))
     shape = layouts.block_fp4_mmq_shape(m, k)
-    if not row_scale:
-        return arrays.output("out", out, shape, _UINT8, like), None
-    given = checks.out_tuple(out, 2)
-    blocks = arrays.output("out[0]", given[0], shape, _UINT8, like)
-    return blocks, arrays.output("out[1]", given[1], (m,), _FLOAT32, like)
-
-
-def check_act_overlap(blocks: Any, scale: Any, **operands: Any) -> None:
-    """Refuse outputs of an activation quantizer that overlap its operands or one another."""
-    name = "out" if scale is None else "out[0]"
-    arrays.check_overlap(name, blocks, **operands, **{"out[1]": scale})
+    given = checks.out_tuple(out, 2) if row_scale else (out, None)
+    name = "out[0]" if row_scale else "out"
+    blocks = arrays.check_output(name, given[0], shape, _UINT8, like)
+    scale = arrays.check_output("out[1]", given[1], (m,), _FLOAT32, like)
+    if blocks is not None:
+        arrays.check_overlap(name, blocks, **operands, **{"out[1]": scale})
     if scale is not None:
         arrays.check_overlap("out[1]", scale, **operands)
+    return blocks, scale
+
+
+def allocate_act(
+    given: tuple[Any, Any], m: int, k: int, row_scale: bool, like: Any
+) -> tuple[Any, Any]:
+    """Allocate what ``act_outputs`` left open; without columns every row scale is 1 already."""
+    blocks, scale = given
+    if blocks is None:
+        blocks = arrays.empty(layouts.block_fp4_mmq_shape(m, k), _UINT8, like)
+    if row_scale and scale is None:
+        scale = arrays.empty((m,), _FLOAT32, like)
+    if row_scale and k == 0:
+        scale.fill(1)  # there is no group to launch a thread for
+    return blocks, scale

@@ -24,6 +24,7 @@ _UINT8 = np.dtype(np.uint8)
 _FLOAT32 = np.dtype(np.float32)
 
 
+@arrays.runs_on_stream
 def amax_gsa(
     x: Any,
     *,
@@ -55,20 +56,22 @@ def amax_gsa(
     Kernel: ``kernels/amax_gsa.cu``.
     """
     x = checks.float_matrix("x", x, dtype=dtype)
-    gpu = arrays.is_gpu(x)
+    launchers.AmaxGsa.plan(m=x.shape[0], n=x.shape[1])  # refuses what no grid holds
     with arrays.context(x, stream):
+        given = arrays.check_output("out", out, (x.shape[0],), _FLOAT32, x)
+        if given is not None:
+            arrays.check_overlap("out", given, x=x)
         if check_finite:
             checks.finite_rows("x", x)
-        gsa = arrays.output("out", out, (x.shape[0],), _FLOAT32, x)
-        if out is not None:
-            arrays.check_overlap("out", gsa, x=x)
-        if gpu:
+        gsa = arrays.empty((x.shape[0],), _FLOAT32, x) if given is None else given
+        if arrays.is_gpu(x):
             launchers.AmaxGsa()(x, gsa)
         else:
             gsa[...] = reference.amax_gsa(x)
     return gsa
 
 
+@arrays.runs_on_stream
 def quantize_nvfp4_from_buffer(
     x: Any,
     gsa: Any,
@@ -118,7 +121,7 @@ def quantize_nvfp4_from_buffer(
     Kernel: ``kernels/quantize_nvfp4.cu``.
     """
     x = checks.float_matrix("x", x, dtype=dtype)
-    gsa = checks.vector("gsa", gsa, x.shape[0], x)
+    gsa = checks.vector("gsa", gsa, x.shape[0], x=x)
     options = _options(rounding, scale_search, scale_layout)
     with arrays.context(x, stream):
         codes, scales = _outputs(out, x, x.shape[1], scale_layout, check_finite, gsa=gsa)
@@ -129,6 +132,7 @@ def quantize_nvfp4_from_buffer(
     return codes, scales
 
 
+@arrays.runs_on_stream
 def quantize_nvfp4(
     x: Any,
     gsa: float,
@@ -180,6 +184,7 @@ def quantize_nvfp4(
     return codes, scales
 
 
+@arrays.runs_on_stream
 def amax_quantize_nvfp4(
     x: Any,
     *,
@@ -233,6 +238,7 @@ def amax_quantize_nvfp4(
     return codes, scales, gsa
 
 
+@arrays.runs_on_stream
 def deinterleave_quantize_from_buffer(
     fused: Any,
     intermediate: int,
@@ -278,7 +284,7 @@ def deinterleave_quantize_from_buffer(
     Kernel: ``kernels/deinterleave_quantize.cu``.
     """
     fused = checks.float_matrix("fused", fused, dtype=dtype)
-    gsa = checks.vector("gsa", gsa, fused.shape[0], fused)
+    gsa = checks.vector("gsa", gsa, fused.shape[0], fused=fused)
     _check_runs(fused.shape, intermediate, granularity)
     options = _options(rounding, scale_search, scale_layout)
     with arrays.context(fused, stream):
@@ -343,16 +349,20 @@ def _outputs(
         )
     given = checks.out_tuple(out, 2)
     shapes = checks.scale_pair_shapes(x.shape[0], columns, scale_layout)
-    if out is None:
-        codes, scales = (arrays.empty(shape, _UINT8, x) for shape in shapes)
-    else:
-        codes = arrays.output("out[0]", given[0], shapes[0], _UINT8, x)
-        scales = arrays.output("out[1]", given[1], shapes[1], _UINT8, x)
+    launchers.QuantizeFromBuffer.plan(m=x.shape[0], n=columns, scale_layout=scale_layout)
+    codes = arrays.check_output("out[0]", given[0], shapes[0], _UINT8, x)
+    scales = arrays.check_output("out[1]", given[1], shapes[1], _UINT8, x)
+    if codes is not None:
         arrays.check_overlap("out[0]", codes, **{name: x, "out[1]": scales}, **operands)
+    if scales is not None:
         arrays.check_overlap("out[1]", scales, **{name: x}, **operands)
     if check_finite:
         checks.finite_rows(name, x)
-    return codes, scales
+    # Memory is taken last, when nothing can be refused any more.
+    return (
+        arrays.empty(shapes[0], _UINT8, x) if codes is None else codes,
+        arrays.empty(shapes[1], _UINT8, x) if scales is None else scales,
+    )
 
 
 def _store(targets: tuple[Any, ...], results: tuple[Any, ...]) -> None:

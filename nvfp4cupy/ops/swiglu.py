@@ -8,11 +8,12 @@ from typing import Any
 from nvfp4cupy import arrays, formats, reference
 from nvfp4cupy.launchers import swiglu as launchers
 from nvfp4cupy.ops import checks
-from nvfp4cupy.ops.mmq import act_outputs, check_act_overlap
+from nvfp4cupy.ops.mmq import act_outputs, allocate_act
 
 __all__ = ["nvfp4_scale_bf16", "nvfp4_silu_mul_quant", "nvfp4_silu_mul_scaled"]
 
 
+@arrays.runs_on_stream
 def nvfp4_silu_mul_quant(
     gate: Any,
     up: Any,
@@ -65,12 +66,11 @@ def nvfp4_silu_mul_quant(
     limit = _limit(swiglu_limit)
     m, k = gate.shape
     with arrays.context(gate, stream):
-        blocks, scale = act_outputs(out, m, k, row_scale, gate)
-        if out is not None:
-            check_act_overlap(blocks, scale, gate=gate, up=up)
+        given = act_outputs(out, m, k, row_scale, gate=gate, up=up)
         if check_finite:
             checks.finite_rows("gate", gate)
             checks.finite_rows("up", up)
+        blocks, scale = allocate_act(given, m, k, row_scale, gate)
         options: dict[str, Any] = {"swiglu_limit": limit, "round_intermediate": round_intermediate}
         if arrays.is_gpu(gate):
             sizes = {"m": m, "k": k, **factors}
@@ -86,6 +86,7 @@ def nvfp4_silu_mul_quant(
     return (blocks, scale) if row_scale else blocks
 
 
+@arrays.runs_on_stream
 def nvfp4_silu_mul_scaled(
     gate: Any,
     up: Any,
@@ -131,14 +132,17 @@ def nvfp4_silu_mul_scaled(
     limit = _limit(swiglu_limit)
     with arrays.context(gate, stream):
         given = out if out is None else arrays.intake("out", out, dtype=dtype)
-        h = arrays.output("out", given, gate.shape, formats.bfloat16(), gate)
-        if out is not None:
+        h = arrays.check_output("out", given, gate.shape, formats.bfloat16(), gate)
+        if h is not None:
             arrays.check_overlap("out", h, up=up)
             if arrays.span(h) != arrays.span(gate):  # exactly over gate is what the kernel allows
                 arrays.check_overlap("out", h, gate=gate)
         if check_finite:
-            checks.finite_rows("gate", gate.reshape(1, -1))
-            checks.finite_rows("up", up.reshape(1, -1))
+            columns = gate.shape[-1] if gate.ndim else 1
+            checks.finite_rows("gate", gate.reshape(-1, columns or 1))
+            checks.finite_rows("up", up.reshape(-1, columns or 1))
+        if h is None:
+            h = arrays.empty(gate.shape, formats.bfloat16(), gate)
         if arrays.is_gpu(gate):
             launchers.SiluMulScaled()(gate, up, h, **factors, swiglu_limit=limit)
         else:
@@ -146,6 +150,7 @@ def nvfp4_silu_mul_scaled(
     return h
 
 
+@arrays.runs_on_stream
 def nvfp4_scale_bf16(
     data: Any, scale: float, *, dtype: str | None = None, stream: Any = None
 ) -> Any:

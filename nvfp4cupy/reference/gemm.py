@@ -93,8 +93,10 @@ def nvfp4_w4a16_gemm(
 def _gemm(
     a: NDArray[Any], blocks: U8, out_scale: Scale, row_scale: F32 | None, dtype: OutputType
 ) -> NDArray[Any]:
-    m, n, _ = sizes(a, blocks)
-    result = np.empty((m, n), round_output(np.empty(0, np.float32), dtype).dtype)
+    m, n, k = sizes(a, blocks)
+    result = np.zeros((m, n), round_output(np.empty(0, np.float32), dtype).dtype)
+    if k == 0:  # zeros, whatever the scales
+        return result
     width = max(1, _OUTPUT_VALUES // max(m, 1))
     column_scale = None if out_scale is None else column_scales(out_scale, n)
     for left in range(0, n, width):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from nvfp4cupy import layouts
 from nvfp4cupy.compiler import launch
 from nvfp4cupy.launch import MAX_GRID_YZ, Arg, LaunchConfig, div_ceil, pointer, u32
@@ -90,7 +92,7 @@ class MmqGemmTiled:
     """
 
     @staticmethod
-    @lru_cache(maxsize=1024)
+    @lru_cache(maxsize=1024, typed=True)  # 16.0 must not find what 16 left
     def plan(
         *,
         m: int,
@@ -117,6 +119,7 @@ class MmqGemmTiled:
             out_scale_stride: 1 for an ``out_scale`` of n numbers, 0 for one number.
 
         Raises:
+            TypeError: mmq_x is no integer.
             ValueError: a size or an option does not fit, or m > mmq_x.
         """
         tile = _tile(m, mmq_x, allow_restream)
@@ -168,7 +171,7 @@ class W4A16Gemm:
     """
 
     @staticmethod
-    @lru_cache(maxsize=1024)
+    @lru_cache(maxsize=1024, typed=True)  # 16.0 must not find what 16 left
     def plan(
         *,
         m: int,
@@ -193,6 +196,7 @@ class W4A16Gemm:
             out_scale_stride: 1 for an ``out_scale`` of n numbers, 0 for one number.
 
         Raises:
+            TypeError: mmq_x is no integer.
             ValueError: a size or an option does not fit.
         """
         tile = _tile(m, mmq_x, allow_restream=True)
@@ -255,6 +259,8 @@ def _tile(m: int, mmq_x: int | None, allow_restream: bool) -> int:
     """Return the tokens a block for m tokens."""
     if mmq_x is None:
         return next((tile for tile in MMQ_TILES if m <= tile), MMQ_TILES[-1])
+    if not isinstance(mmq_x, (int, np.integer)) or isinstance(mmq_x, bool):
+        raise TypeError(f"mmq_x must be an integer, got {type(mmq_x).__name__}")
     layouts.nvfp4_mmq_smem(mmq_x)  # refuses what is no tile
     if m > mmq_x and not allow_restream:
         raise ValueError(

@@ -7,7 +7,15 @@ from typing import Any
 
 from nvfp4cupy.compiler import launch
 from nvfp4cupy.formats import GROUP_SIZE
-from nvfp4cupy.launch import LaunchConfig, div_ceil, pointer, u32, u64
+from nvfp4cupy.launch import (
+    MAX_GRID_X,
+    MAX_GRID_YZ,
+    LaunchConfig,
+    div_ceil,
+    pointer,
+    u32,
+    u64,
+)
 from nvfp4cupy.layouts import (
     FP4_MMQ_BLOCK_BYTES,
     FP4_MMQ_BLOCK_VALUES,
@@ -22,12 +30,19 @@ __all__ = ["MmqQuantizeAct", "MmqRepack", "MmqUnpack"]
 
 _REPACK_THREADS = 256
 _QUANT_THREADS = 128
+_MAX_VALUES = MAX_GRID_X * _REPACK_THREADS * QK_NVFP4
+_MAX_COLUMNS = MAX_GRID_YZ * _QUANT_THREADS * GROUP_SIZE
 
 
 def _check_weight(n: int, k: int) -> None:
     if n < 0 or k < 0 or k % QK_NVFP4:
         raise ValueError(
             f"n must not be negative and k must be a multiple of {QK_NVFP4}, got n={n}, k={k}"
+        )
+    if n * k > _MAX_VALUES:
+        raise ValueError(
+            f"n * k must be at most {_MAX_VALUES}, since a grid has at most {MAX_GRID_X} blocks of "
+            f"{_REPACK_THREADS * QK_NVFP4} values, got n={n}, k={k}"
         )
 
 
@@ -113,6 +128,16 @@ class MmqUnpack:
         launch(self.plan(n=n, k=k), blocks, packed, scales, stream=stream)
 
 
+def _check_grid(m: int, k: int) -> None:
+    if m > MAX_GRID_X:
+        raise ValueError(f"m must be at most {MAX_GRID_X}, one block a row in x, got m={m}")
+    if k > _MAX_COLUMNS:
+        raise ValueError(
+            f"k must be at most {_MAX_COLUMNS}, since a grid has at most {MAX_GRID_YZ} blocks of "
+            f"{_QUANT_THREADS * GROUP_SIZE} columns in y, got k={k}"
+        )
+
+
 class MmqQuantizeAct:
     """Quantizes activations to block_fp4_mmq. Kernel: ``kernels/nvfp4_quantize_act.cu``."""
 
@@ -130,7 +155,7 @@ class MmqQuantizeAct:
             row_scale: divide each row by its own decode scale and write that too.
 
         Raises:
-            ValueError: a size is negative, or rows overlap.
+            ValueError: a size is negative or too large for the grid, or rows overlap.
         """
         stride = k if row_stride is None else row_stride
         if m < 0 or k < 0 or (stride < k and m > 1):
@@ -138,6 +163,7 @@ class MmqQuantizeAct:
                 "m and k must not be negative and row_stride must be at least k, got "
                 f"m={m}, k={k}, row_stride={stride}"
             )
+        _check_grid(m, k)
         padded = kpad(k)
         side = (pointer("row_scale", 4 * m, "out", alignment=4),) if row_scale else ()
         suffix = "_rowscale" if row_scale else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from nvfp4cupy.compiler import launch
 from nvfp4cupy.formats import dtype_name
-from nvfp4cupy.launch import Arg, LaunchConfig, div_ceil, i32, pointer
+from nvfp4cupy.launch import Arg, LaunchConfig, div_ceil, i32, pointer, u64
 from nvfp4cupy.launchers.quantize.geometry import (
     ITEM_BYTES,
     THREADS,
@@ -33,7 +33,7 @@ class AmaxGsa:
             ValueError: a size is negative or the dtype unknown.
         """
         gsa = pointer("gsa", 4 * m, "out", alignment=4)
-        return _plan("amax_gsa.cu", "amax_gsa_kernel", m, n, dtype, gsa)
+        return _plan("amax_gsa.cu", "amax_gsa_kernel", m, n, dtype, m * n, (gsa,))
 
     def __call__(self, x: Any, gsa: Any, *, stream: Any = None) -> None:
         """Launch."""
@@ -46,26 +46,50 @@ class FindNonfinite:
 
     @staticmethod
     @lru_cache(maxsize=1024)
-    def plan(*, m: int, n: int, dtype: InputType = "bfloat16") -> LaunchConfig:
+    def plan(
+        *, m: int, n: int, row_stride: int | None = None, dtype: InputType = "bfloat16"
+    ) -> LaunchConfig:
         """Return the launch for x ``(m, n)``, any n; ``first`` is one int64.
 
-        Raises:
-            ValueError: a size is negative or the dtype unknown.
-        """
-        first = pointer("first", 8, "inout", alignment=8)
-        return _plan("check_finite.cu", "find_nonfinite_kernel", m, n, dtype, first)
+        Args:
+            m: rows.
+            n: columns.
+            row_stride: elements from one row to the next; n by default.
+            dtype: of x.
 
-    def __call__(self, x: Any, first: Any, *, stream: Any = None) -> None:
+        Raises:
+            ValueError: a size is negative, rows overlap, or the dtype is unknown.
+        """
+        stride = n if row_stride is None else row_stride
+        if stride < n and m > 1:
+            raise ValueError(f"row_stride must be at least n={n}, got row_stride={stride}")
+        elements = (m - 1) * stride + n if m and n else 0
+        rest = (u64("row_stride", stride), pointer("first", 8, "inout", alignment=8))
+        return _plan("check_finite.cu", "find_nonfinite_kernel", m, n, dtype, elements, rest)
+
+    def __call__(
+        self, x: Any, first: Any, *, row_stride: int | None = None, stream: Any = None
+    ) -> None:
         """Launch; ``first`` must hold M or more, and becomes the row if there is one."""
-        config = self.plan(m=x.shape[0], n=x.shape[1], dtype=dtype_name(x.dtype))
+        m, n = x.shape
+        config = self.plan(m=m, n=n, row_stride=row_stride, dtype=dtype_name(x.dtype))
         launch(config, x, first, stream=stream)
 
 
-def _plan(source: str, entry: str, m: int, n: int, dtype: InputType, result: Arg) -> LaunchConfig:
+def _plan(
+    source: str,
+    entry: str,
+    m: int,
+    n: int,
+    dtype: InputType,
+    elements: int,
+    rest: tuple[Arg, ...],
+) -> LaunchConfig:
+    """Build the launch; ``elements`` lie from the first of x to its last, ``rest`` follows N."""
     check_sizes(m=m, n=n)
     defines = type_define("NVFP4_INPUT", dtype)
     item = ITEM_BYTES[dtype]
     threads = whole_row_threads(div_ceil(n * item, _LOAD_BYTES), _LOADS_PER_THREAD)
     block = (threads, THREADS // threads, 1)
-    args = (pointer("x", m * n * item, alignment=item), i32("M", m), i32("N", n), result)
+    args = (pointer("x", elements * item, alignment=item), i32("M", m), i32("N", n), *rest)
     return LaunchConfig(source, entry, (div_ceil(m, block[1]), 1, 1), block, 0, args, defines)

@@ -14,6 +14,7 @@ Defines: TypeAlias = tuple[tuple[str, str], ...]
 # Bytes of an element; the place in this table is what NVFP4_INPUT and NVFP4_OUTPUT say.
 ITEM_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 THREADS = 256
+WARP = 32
 LOAD_BYTES = 128  # that a thread of the quantizers has in flight
 
 
@@ -86,14 +87,15 @@ def groups_per_thread(dtype: str, scale_search: int) -> int:
 def row_threads(items: int, items_per_thread: int) -> int:
     """Choose how many of a block's 256 threads work on a row that blocks share: a power of two.
 
-    At least 4 where the row has that many items, so that neighbours' accesses lie together; then
-    what leaves the fewest threads without an item, then as many as possible.
+    Enough to take the row at a time, up to a warp, so that neighbours' accesses lie together; more
+    if that leaves no more threads without an item.
 
     Args:
         items: what a row consists of.
         items_per_thread: how many of them a thread takes at a time.
     """
-    candidates = [1 << i for i in range(9) if 1 << i >= min(items, 4)]
+    fewest = min(whole_row_threads(items, items_per_thread), WARP)
+    candidates = [1 << i for i in range(9) if 1 << i >= fewest]
     return min(candidates, key=lambda t: (round_up(items, t * items_per_thread), -t))
 
 

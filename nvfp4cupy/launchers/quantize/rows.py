@@ -123,7 +123,7 @@ class DeinterleaveQuantizeFromBuffer:
         if n < 2 * intermediate:
             raise ValueError(f"n must be at least 2 * intermediate = {2 * intermediate}, got n={n}")
         defines = quantizer_defines(dtype, rounding, scale_search, scale_layout)
-        per_thread = groups_per_thread(dtype, scale_search)
+        per_thread = max(groups_per_thread(dtype, scale_search) // 2, 1)
         grid, block = _geometry(m, intermediate, scale_layout, per_thread)
         item = ITEM_BYTES[dtype]
         args = (

@@ -8,11 +8,22 @@ from typing import Any
 from nvfp4cupy.arrays import cupy, current_device
 from nvfp4cupy.compiler import launch
 from nvfp4cupy.formats import GROUP_SIZE
-from nvfp4cupy.launch import MAX_GRID_YZ, Arg, LaunchConfig, div_ceil, f32, pointer, u32, u64
+from nvfp4cupy.launch import (
+    MAX_GRID_X,
+    MAX_GRID_YZ,
+    Arg,
+    LaunchConfig,
+    div_ceil,
+    f32,
+    pointer,
+    u32,
+    u64,
+)
 from nvfp4cupy.launchers.swiglu.limit import limit_define
 from nvfp4cupy.layouts import FP4_MMQ_BLOCK_BYTES, FP4_MMQ_BLOCK_VALUES, kpad
 
 _THREADS = 128
+_MAX_COLUMNS = MAX_GRID_YZ * _THREADS * GROUP_SIZE
 _TABLE_THREADS = 1024
 # A table costs a block as much as about two groups per thread do.
 _MIN_GROUPS_PER_TABLE_THREAD = 4
@@ -43,7 +54,8 @@ class SiluMulQuant:
         """Return the launch for gate and up ``(m, k)``; the two factors stay open.
 
         Raises:
-            ValueError: a size is negative, or the limit is not above zero.
+            ValueError: a size is negative or too large for the grid, or the limit is not above
+                zero.
         """
         args = _quant_args(m, k)
         side = (pointer("row_scale", 4 * m, "out", alignment=4),) if row_scale else ()
@@ -78,8 +90,8 @@ class SiluMulQuant:
             round_intermediate: as for ``plan``.
 
         Raises:
-            ValueError: a size is negative, ``num_multiprocessors`` is out of range, or the limit
-                is not above zero.
+            ValueError: a size is negative or too large for ``plan``, ``num_multiprocessors`` is
+                out of range, or the limit is not above zero.
         """
         if not 0 < num_multiprocessors <= MAX_GRID_YZ:
             raise ValueError(
@@ -132,6 +144,14 @@ class SiluMulQuant:
 def _quant_args(m: int, k: int) -> tuple[Arg, ...]:
     if m < 0 or k < 0:
         raise ValueError(f"m and k must not be negative, got m={m}, k={k}")
+    # The kernel by table, which counts rows and columns in 32 bits, keeps to the same limits.
+    if m > MAX_GRID_X:
+        raise ValueError(f"m must be at most {MAX_GRID_X}, one block a row in x, got m={m}")
+    if k > _MAX_COLUMNS:
+        raise ValueError(
+            f"k must be at most {_MAX_COLUMNS}, since a grid has at most {MAX_GRID_YZ} blocks of "
+            f"{_THREADS * GROUP_SIZE} columns in y, got k={k}"
+        )
     padded = kpad(k)
     blocks_bytes = padded // FP4_MMQ_BLOCK_VALUES * m * FP4_MMQ_BLOCK_BYTES
     return (
