@@ -71,9 +71,10 @@ __device__ __forceinline__ bool is_in_range(float largest) {
     return __float_as_uint(largest) - first <= last - first;
 }
 
-// With its clamp: from 6 * 2^-9 on the scale is not zero; 2^60 keeps everything finite.
+// With its clamp: from 6 * 2^-9 on the scale is not zero; below 2^33 a quotient is below 2^25, up
+// to where nearest_low sends all large ones to 6.
 __device__ __forceinline__ bool is_in_wide_range(float largest) {
-    return largest >= kSmallestAmax && largest <= 1.1529215e18f;
+    return largest >= kSmallestAmax && largest < 8589934592.0f;
 }
 
 // Whether no quotient of a negative element is flushed to zero, which would clear its sign bit:

@@ -33,7 +33,7 @@ def hostile(dtype: Any, rows: int = 257, columns: int = 1040) -> np.ndarray:
     x[::3] = rng.choice([0.25, 0.75, 1.25, 1.75, 2.5, 2.75, 3.5, 3.75, 5, 5.25, 6], x[::3].shape)
     x[1::5, ::7] *= -1
     x[2::9, ::16] = 0
-    x[5, 3], x[6, 40], x[7, 80:96], x[8, ::16] = np.nan, np.inf, -np.inf, -np.nan
+    x[5, 3], x[6, columns // 2], x[7, -16:], x[8, ::16] = np.nan, np.inf, -np.inf, -np.nan
     x[9], x[10, 5] = 0, -0.0
     with np.errstate(over="ignore", invalid="ignore"):
         return formats.to_bfloat16(x.astype(np.float32)) if dtype is BF16 else x.astype(dtype)

@@ -41,6 +41,18 @@ def test_amax_gsa_of_each_kind_of_row() -> None:
     assert_bytes_equal(reference.amax_gsa(x), np.array(expected, np.float32))
 
 
+def test_signaling_nan_is_ignored_like_any_other() -> None:
+    bits = np.full((2, 512), 0x3F80, np.uint16)  # ones
+    bits[0, 300], bits[0, 17] = 0x7F81, 0x4000  # a signaling NaN, and 2
+    bits[1] = 0xFFA5
+    x = bits.view(BF16)
+    assert_bytes_equal(reference.amax_gsa(x), np.array([2 / np.float32(2688), 1], np.float32))
+    for search in (0, 2):
+        _, scales = reference.quantize_nvfp4(x, 1.0, scale_search=search)
+        others = np.delete(scales[0], 300 // 16)
+        assert (others == others[0]).sum() == others.size - 1  # but the group of the 2
+
+
 @pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32])
 def test_float_types_quantize_like_their_float32_values(dtype: Any) -> None:
     x = (random(9, 96) * 100).astype(dtype)

@@ -21,6 +21,7 @@ from nvfp4cupy.formats import (
     e4m3_decode,
     e4m3_encode,
 )
+from nvfp4cupy.reference.amax import largest_magnitude
 from nvfp4cupy.reference.flush import divide_flushed, fma_flushed
 
 ScaleSearch: TypeAlias = Literal[0, 2]
@@ -58,9 +59,9 @@ def quantize_groups(v: F32, rounding: Rounding, scale_search: int) -> tuple[U8, 
 
 def _scales_from_amax(v: F32, rounding: Rounding) -> tuple[U8, U8]:
     """``scale = e4m3(amax / 6)``, codes from ``v / scale``; groups of small values become zero."""
-    amax = np.fmax.reduce(np.abs(v), axis=1, initial=np.float32(0))  # fmax: NaN is ignored
-    is_zero = amax < SMALLEST_AMAX
-    scales = e4m3_encode(amax / np.float32(E2M1_MAX))
+    largest = largest_magnitude(v, axis=1)
+    is_zero = largest < SMALLEST_AMAX
+    scales = e4m3_encode(largest / np.float32(E2M1_MAX))
     scales[is_zero] = 0
     # Above SMALLEST_AMAX the scale is at least 2^-9; a divisor of 1 stands in for scale 0.
     divisor = np.where(is_zero, np.float32(1), e4m3_decode(scales))
@@ -72,8 +73,8 @@ def _scales_from_amax(v: F32, rounding: Rounding) -> tuple[U8, U8]:
 def _search_scales(v: F32, rounding: Rounding) -> tuple[U8, U8]:
     """Try five scales around ``e4m3(amax / 6)`` and keep the first with the least error."""
     magnitude = np.abs(v.T, order="C")  # [16, groups]: one element of all groups is contiguous
-    amax = np.fmax.reduce(magnitude, axis=0, initial=np.float32(0))
-    center = e4m3_encode(amax / np.float32(E2M1_MAX)).astype(np.int16)
+    largest = largest_magnitude(magnitude, axis=0)
+    center = e4m3_encode(largest / np.float32(E2M1_MAX)).astype(np.int16)
     best_error = np.full(center.shape, FLOAT32_MAX)
     scales = np.zeros(center.shape, np.uint8)
     codes = np.zeros(magnitude.shape, np.uint8)

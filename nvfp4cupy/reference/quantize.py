@@ -18,6 +18,7 @@ from nvfp4cupy.formats import (
     to_float32,
 )
 from nvfp4cupy.layouts import ScaleLayout, scales_shape, swizzle_scales
+from nvfp4cupy.reference.amax import largest_magnitude
 from nvfp4cupy.reference.chunks import chunks
 from nvfp4cupy.reference.flush import divide_flushed, float32_scalar
 from nvfp4cupy.reference.groups import quantize_groups
@@ -45,7 +46,7 @@ def amax_gsa(x: NDArray[Any]) -> F32:
 
 def raise_amax(amax: F32, values: F32) -> None:
     """Raise each row's amax, in place, to the largest magnitude in ``values``; NaN is ignored."""
-    np.fmax(amax, np.fmax.reduce(np.abs(values), axis=1), out=amax)
+    np.maximum(amax, largest_magnitude(values, axis=1), out=amax)
 
 
 def gsa_from_amax(amax: F32) -> F32:
