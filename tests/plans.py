@@ -83,9 +83,12 @@ def _gemms() -> Iterator[LaunchConfig]:
 def _elementwise() -> Iterator[LaunchConfig]:
     for limit in (10.0, 7.0, None):
         yield swiglu.SiluMulScaled.plan(total=300, swiglu_limit=limit)
+        yield swiglu.SiluMulScaled.plan_wide(total=300, swiglu_limit=limit)
+        yield swiglu.SiluMulQuant.plan_wide(m=5, k=300, swiglu_limit=limit, num_multiprocessors=132)
         for rounded in (False, True):
             for rows in (False, True):
                 yield swiglu.SiluMulQuant.plan(
                     m=5, k=300, swiglu_limit=limit, round_intermediate=rounded, row_scale=rows
                 )
     yield swiglu.ScaleBf16.plan(total=300)
+    yield swiglu.ScaleBf16.plan_wide(total=300)

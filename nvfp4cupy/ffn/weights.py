@@ -66,6 +66,8 @@ class Source:
                 f"got {type(value).__name__}"
             )
         scale = value.decode_scale if isinstance(value, NVFP4Weight) else value[2]
+        if arrays.is_gpu(scale) and scale.ndim == 0:
+            scale = float(scale)  # waits for the GPU, once, when the weights are loaded
         decode_scale = checks.positive_float32(f"decode_scale of {name}", scale)
         return cls(name, codes, scales, decode_scale, (n, k))
 
