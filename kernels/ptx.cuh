@@ -50,8 +50,8 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// The same pointer into global memory, whose parts the compiler cannot see: it adds offsets to it, in
-// one instruction, instead of taking sums apart and adding all parts at each use.
+// The same pointer into global memory, whose parts the compiler cannot see: it adds offsets to it,
+// in one instruction, instead of taking sums apart and adding all parts at each use.
 template <class T>
 __device__ __forceinline__ T* held_in_register(T* pointer) {
     asm("" : "+l"(pointer));
@@ -117,15 +117,16 @@ __device__ __forceinline__ uint32_t mul_f16x2_by_magnitude(uint32_t values, uint
             : "r"(values), "r"(scales));
     } else {
         asm("{\n\t.reg .b16 low, high;\n\t.reg .b32 pair;\n\tmov.b32 {low, high}, %2;\n\t"
-            "mov.b32 pair, {high, high};\n\tabs.f16x2 pair, pair;\n\tmul.rn.f16x2 %0, %1, pair;\n\t}"
+            "mov.b32 pair, {high, high};\n\tabs.f16x2 pair, pair;\n\tmul.rn.f16x2 %0, %1, "
+            "pair;\n\t}"
             : "=r"(d)
             : "r"(values), "r"(scales));
     }
     return d;
 }
 
-// Products of two pairs of bfloat16 values, subnormals included; fma with -0 is exact and exists from
-// compute capability 8.0 on.
+// Products of two pairs of bfloat16 values, subnormals included; fma with -0 is exact and exists
+// from compute capability 8.0 on.
 __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
     uint32_t d;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000));
@@ -151,7 +152,8 @@ __device__ __forceinline__ uint32_t mul_bf16x2_by_half(uint32_t values, uint32_t
     return d;
 }
 
-// Both float16 values of `values`, each times float16 half kHalf of `factors`, plus those of `addends`.
+// Both float16 values of `values`, each times float16 half kHalf of `factors`, plus those of
+// `addends`.
 template <int kHalf>
 __device__ __forceinline__ uint32_t fma_f16x2_by_half(uint32_t values, uint32_t factors,
                                                       uint32_t addends) {
@@ -319,7 +321,8 @@ __device__ __forceinline__ uint32_t add_max_s16x2(uint32_t a, uint32_t b, uint32
 #endif
 
 #if __CUDA_ARCH__ >= 890
-// Rounds to E4M3, nearest, ties to even, at most 448: low byte from a, the next from b; NaN is 0x7F.
+// Rounds to E4M3, nearest, ties to even, at most 448: low byte from a, the next from b; NaN is
+// 0x7F.
 __device__ __forceinline__ uint16_t floats_to_e4m3x2(float a, float b) {
     uint16_t bytes;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(bytes) : "f"(a), "f"(b));
