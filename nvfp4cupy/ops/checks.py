@@ -13,6 +13,7 @@ from nvfp4cupy.formats import FLOAT32_MIN_NORMAL, GROUP_SIZE
 __all__ = [
     "bfloat16_array",
     "bytes_array",
+    "check_flags",
     "check_options",
     "codes_and_scales",
     "finite_rows",
@@ -66,7 +67,7 @@ def float_matrix(
         ValueError: it is no matrix, or its strides do not fit.
     """
     array = arrays.intake(name, value, dtype=dtype)
-    if formats.dtype_name(array.dtype) not in dtypes:
+    if formats.dtype_name(array.dtype) not in dtypes or not array.dtype.isnative:
         hint = ' (pass dtype="bfloat16" for raw bits)' if array.dtype == np.uint16 else ""
         raise TypeError(f"{name} must be {' or '.join(dtypes)}, got {array.dtype}{hint}")
     if array.ndim != 2:
@@ -210,10 +211,13 @@ def check_options(
     """Refuse an unknown value of an option that the quantizers share.
 
     Raises:
+        TypeError: scale_search is no integer.
         ValueError: the value; the message lists the known ones.
     """
     if rounding not in formats.ROUNDINGS:
         raise ValueError(f"rounding must be one of {formats.ROUNDINGS}, got {rounding!r}")
+    if not isinstance(scale_search, (int, np.integer)) or isinstance(scale_search, bool):
+        raise TypeError(f"scale_search must be 0 or 2, got {type(scale_search).__name__}")
     if scale_search not in (0, 2):
         raise ValueError(f"scale_search must be 0 or 2, got {scale_search!r}")
     if scale_layout not in layouts.SCALE_LAYOUTS:
@@ -227,18 +231,39 @@ def scalar_float32(name: str, value: Any) -> float:
 
     Raises:
         TypeError: it is no real number.
+        ValueError: it is an integer beyond every float.
     """
     if arrays.is_gpu(value):
         raise TypeError(
             f"{name} must be a number, got an array on the GPU; float({name}) reads it, and waits "
             "for the GPU to do so"
         )
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+    if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype) and not (
+        dtype.kind in "fiu" or formats.dtype_name(dtype) == "bfloat16"
+    ):
+        raise TypeError(f"{name} must be a number, got an array of {dtype}")
     if getattr(value, "ndim", 0) != 0:
         raise TypeError(f"{name} must be a number, got an array of shape {value.shape}")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name} must fit a float, got a larger integer") from error
     with np.errstate(over="ignore"):
-        return float(np.float32(float(value)))
+        return float(np.float32(number))
+
+
+def check_flags(**flags: Any) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        TypeError: the message names the argument.
+    """
+    for name, value in flags.items():
+        if value is not True and value is not False and not isinstance(value, np.bool_):
+            raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
 
 
 def positive_float32(name: str, value: Any) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
+
 from nvfp4cupy import arrays, formats, layouts, reference
 from nvfp4cupy.launchers import mmq as launchers
 from nvfp4cupy.ops import checks
@@ -59,6 +61,7 @@ def nvfp4_mmq_gemm(
     """
     if kernel not in ("auto", "mirror"):
         raise ValueError(f'kernel must be "auto" or "mirror", got {kernel!r}')
+    checks.check_flags(deterministic_kblocks=deterministic_kblocks)
     tile = {"mmq_x": 128 if kernel == "mirror" else None, "allow_restream": True}
     return _w4a4(
         a,
@@ -107,12 +110,15 @@ def nvfp4_mmq_gemm_tiled(
         ``(m, n)`` of ``dtype``; every tile gives the same bits.
 
     Raises:
-        TypeError: a dtype does not fit.
+        TypeError: a dtype does not fit, or mmq_x is no integer.
         ValueError: mmq_x is not a tile, m > mmq_x without ``allow_restream``, or a shape, stride
             or device does not fit; nothing is written.
 
     Kernel: ``kernels/nvfp4_mmq16.cu``, ``nvfp4_mmq32.cu``, ``nvfp4_mmq64.cu``, ``nvfp4_mmq128.cu``.
     """
+    checks.check_flags(allow_restream=allow_restream, deterministic_kblocks=deterministic_kblocks)
+    if mmq_x is not None and (not isinstance(mmq_x, (int, np.integer)) or isinstance(mmq_x, bool)):
+        raise TypeError(f"mmq_x must be an integer or None, got {type(mmq_x).__name__}")
     tile = {"mmq_x": mmq_x, "allow_restream": allow_restream}
     return _w4a4(
         a,

@@ -144,6 +144,7 @@ def nvfp4_mmq_quantize_act(
 
     Kernel: ``kernels/nvfp4_quantize_act.cu``.
     """
+    checks.check_flags(row_scale=row_scale, check_finite=check_finite)
     x = checks.float_matrix("x", x, dtypes=("bfloat16",), dtype=dtype, strided_rows=True)
     m, k = x.shape
     stride = arrays.row_stride(x)

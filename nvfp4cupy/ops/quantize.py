@@ -55,6 +55,7 @@ def amax_gsa(
 
     Kernel: ``kernels/amax_gsa.cu``.
     """
+    checks.check_flags(check_finite=check_finite)
     x = checks.float_matrix("x", x, dtype=dtype)
     launchers.AmaxGsa.plan(m=x.shape[0], n=x.shape[1])  # refuses what no grid holds
     with arrays.context(x, stream):
@@ -120,6 +121,7 @@ def quantize_nvfp4_from_buffer(
 
     Kernel: ``kernels/quantize_nvfp4.cu``.
     """
+    checks.check_flags(check_finite=check_finite)
     x = checks.float_matrix("x", x, dtype=dtype)
     gsa = checks.vector("gsa", gsa, x.shape[0], x=x)
     options = _options(rounding, scale_search, scale_layout)
@@ -172,6 +174,7 @@ def quantize_nvfp4(
 
     Kernel: ``kernels/quantize_nvfp4.cu``.
     """
+    checks.check_flags(check_finite=check_finite)
     x = checks.float_matrix("x", x, dtype=dtype)
     gsa = checks.positive_float32("gsa", gsa)
     options = _options(rounding, scale_search, scale_layout)
@@ -222,15 +225,17 @@ def amax_quantize_nvfp4(
 
     Kernel: ``kernels/amax_quantize_nvfp4.cu``.
     """
+    checks.check_flags(check_finite=check_finite)
     x = checks.float_matrix("x", x, dtype=dtype)
     options = _options(rounding, scale_search, scale_layout)
     given = checks.out_tuple(out, 3)
     with arrays.context(x, stream):
-        gsa = arrays.output("out[2]", given[2], (x.shape[0],), _FLOAT32, x)
-        if given[2] is not None:
+        gsa = arrays.check_output("out[2]", given[2], (x.shape[0],), _FLOAT32, x)
+        if gsa is not None:
             arrays.check_overlap("out[2]", gsa, x=x)
         pair = None if out is None else given[:2]
         codes, scales = _outputs(pair, x, x.shape[1], scale_layout, check_finite, **{"out[2]": gsa})
+        gsa = arrays.empty((x.shape[0],), _FLOAT32, x) if gsa is None else gsa
         if arrays.is_gpu(x):
             launchers.AmaxQuantize()(x, gsa, codes, scales, **options)
         else:
@@ -283,6 +288,7 @@ def deinterleave_quantize_from_buffer(
 
     Kernel: ``kernels/deinterleave_quantize.cu``.
     """
+    checks.check_flags(check_finite=check_finite)
     fused = checks.float_matrix("fused", fused, dtype=dtype)
     gsa = checks.vector("gsa", gsa, fused.shape[0], fused=fused)
     _check_runs(fused.shape, intermediate, granularity)

@@ -59,6 +59,9 @@ def nvfp4_silu_mul_quant(
 
     Kernel: ``kernels/nvfp4_silu_mul_quant.cu``.
     """
+    checks.check_flags(
+        round_intermediate=round_intermediate, row_scale=row_scale, check_finite=check_finite
+    )
     gate = checks.float_matrix("gate", gate, dtypes=("bfloat16",), dtype=dtype)
     up = checks.float_matrix("up", up, dtypes=("bfloat16",), dtype=dtype)
     _check_pair(gate, up)
@@ -125,6 +128,7 @@ def nvfp4_silu_mul_scaled(
 
     Kernel: ``kernels/nvfp4_silu_mul_scaled.cu``.
     """
+    checks.check_flags(check_finite=check_finite)
     gate = checks.bfloat16_array("gate", gate, dtype=dtype)
     up = checks.bfloat16_array("up", up, dtype=dtype)
     _check_pair(gate, up)
