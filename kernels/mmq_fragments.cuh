@@ -39,32 +39,20 @@ __device__ constexpr uint32_t code_offset(uint32_t row, uint32_t chunk) {
     return row * kCodeRowBytes + (chunk ^ (row >> 2 & 1)) * 16;
 }
 
-// From the offset of a row's chunk 0 to that of chunk `chunk`.
-__device__ constexpr uint32_t code_offset_of_chunk(uint32_t offset, uint32_t chunk) {
-    return offset ^ chunk * 16;
-}
-
 // Byte of code word `word`, in [0, 8), of row `row` within a step's codes.
 __device__ constexpr uint32_t code_word_offset(uint32_t row, uint32_t word) {
     return code_offset(row, word / 4) + word % 4 * 4;
 }
 
-// A load of matrices takes 8x8 tiles of two bytes: lane l gives the address of row l % 8 of matrix
-// l / 8, and lane 4 g + t gets word t of row g of matrix i into register i. Two ways to load:
-//
-// All of a step, four matrices of A being one tile's registers 0 to 3 (rows 0-7 and 8-15 of half 0
-// of the words, then of half 1), four of B registers 0 and 1 of two tiles ...
+// A load of four matrices takes 8x8 tiles of two bytes: lane l gives the address of row l % 8 of
+// matrix l / 8, and lane 4 g + t gets word t of row g of matrix r into register r. For A the
+// matrices are (rows 0-7, 8-15) of half 0, then of half 1, of the 8 words: one tile's registers 0
+// to 3.
 __device__ constexpr uint32_t a_load_row(uint32_t lane) { return lane % 16; }
 __device__ constexpr uint32_t a_load_half(uint32_t lane) { return lane / 16; }
+// For B they are halves 0 and 1 of 8 tokens, then of the next 8: two tiles' registers 0 and 1.
 __device__ constexpr uint32_t b_load_token(uint32_t lane) { return lane / 16 * 8 + lane % 8; }
 __device__ constexpr uint32_t b_load_half(uint32_t lane) { return lane / 8 % 2; }
-// ... or half of a step at a time, where lane l gives row l: matrix i is this tile and register.
-__device__ constexpr uint32_t a_half_tile(uint32_t i) { return i / 2; }
-__device__ constexpr uint32_t a_half_register(uint32_t i, uint32_t half) {
-    return 2 * half + i % 2;
-}
-__device__ constexpr uint32_t b_half_tile(uint32_t i) { return i; }
-__device__ constexpr uint32_t b_half_register(uint32_t half) { return half; }
 
 // Row and token of accumulator v.
 __device__ constexpr uint32_t c_row(uint32_t lane, uint32_t v) { return lane / 4 + v / 2 * 8; }

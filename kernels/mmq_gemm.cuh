@@ -31,16 +31,15 @@
 
 namespace mmq {
 
-// acc += x, or acc += (0 + x) with the inner sum by the matrix instructions; calls next() once.
-template <int kTilesA, int kTilesB, class Next>
+// acc += x, or acc += (0 + x) with the inner sum by the matrix instructions.
+template <int kTilesA, int kTilesB>
 __device__ __forceinline__ void accumulate(float (&acc)[kTilesA][kTilesB][4],
-                                           Operands<kTilesA, kTilesB>& x, uint32_t lane,
-                                           const Next& next) {
+                                           Operands<kTilesA, kTilesB>& x, uint32_t lane) {
     if constexpr (!NVFP4_DETERMINISTIC_KBLOCKS) {
-        multiply(acc, x, lane, next);
+        multiply(acc, x, lane);
     } else {
         float sum[kTilesA][kTilesB][4] = {};
-        multiply(sum, x, lane, next);
+        multiply(sum, x, lane);
 #pragma unroll
         for (int i = 0; i < kTilesA; ++i) {
 #pragma unroll
@@ -70,15 +69,15 @@ __device__ __forceinline__ void gemm(const Problem& p, const Output& out) {
     if (num_steps > 0) {
 #if NVFP4_USE_FP4_MMA
         if constexpr (kRunAhead<kTokens>) {
-            RunAhead<kTokens, kStages, kCheckRows>(warp.group, copy, view).run(acc, num_steps);
+            RunAhead<kTokens, kStages, kCheckRows>(warp.group, copy, view)
+                .run(acc, num_steps, lane);
         } else
 #endif
             run_pipeline<T::kGroups, kStages, Stage<kTokens>::kBytes>(
-                warp.group, num_steps, copy,
-                [&](uint32_t stage, const NextCopies<StageCopy<kTokens, kCheckRows>>& next) {
+                warp.group, num_steps, copy, [&](uint32_t stage) {
                     typename WarpView<kTokens>::X x;
                     view.load(x, stage);
-                    accumulate(acc, x, lane, next);
+                    accumulate(acc, x, lane);
                 });
     }
     ptx::cp_async_wait<0>();

@@ -120,14 +120,20 @@ __device__ __forceinline__ void fp4_mma(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
+struct NoRefill {
+    __device__ __forceinline__ void a(int) const {}
+    __device__ __forceinline__ void b(int) const {}
+    __device__ __forceinline__ void slot(int) const {}
+};
+
 // While a step multiplies, the registers of x can be filled with the next one's, each as soon as
 // its last use is past: `refill.a(i)` loads tile i of A, `refill.b(p)` tiles 2 p and 2 p + 1 of B,
 // the last of those that share a scale register that register too. `refill.slot(s)`, s in [0,
 // tiles), is for other work.
-template <int kTilesA, int kTilesB, class Refill>
-__device__ __forceinline__ void multiply_refilling(float (&acc)[kTilesA][kTilesB][4],
-                                                   Operands<kTilesA, kTilesB>& x,
-                                                   const Refill& refill) {
+template <int kTilesA, int kTilesB, class Refill = NoRefill>
+__device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
+                                         Operands<kTilesA, kTilesB>& x, uint32_t /*lane*/,
+                                         const Refill& refill = Refill()) {
 #pragma unroll
     for (int i = 0; i < kTilesA; ++i) {
 #pragma unroll
@@ -151,24 +157,6 @@ __device__ __forceinline__ void multiply_refilling(float (&acc)[kTilesA][kTilesB
         }
         refill.a(i);
     }
-}
-
-template <class Next>
-struct CallOnce {
-    const Next& next;
-    __device__ __forceinline__ void a(int) const {}
-    __device__ __forceinline__ void b(int) const {}
-    __device__ __forceinline__ void slot(int s) const {
-        if (s == 0) next();
-    }
-};
-
-// Calls next() behind the first product.
-template <int kTilesA, int kTilesB, class Next>
-__device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
-                                         Operands<kTilesA, kTilesB>& x, uint32_t /*lane*/,
-                                         const Next& next) {
-    multiply_refilling(acc, x, CallOnce<Next>{next});
 }
 
 #else
@@ -195,19 +183,15 @@ __device__ __forceinline__ void multiply_part(float (&acc)[kTilesA][kTilesB][4],
     }
 }
 
-// Calls next() after the first quarter: other work then neither delays the loads, which precede,
-// nor comes last.
-template <int kTilesA, int kTilesB, class Next>
+template <int kTilesA, int kTilesB>
 __device__ __forceinline__ void multiply(float (&acc)[kTilesA][kTilesB][4],
-                                         const Operands<kTilesA, kTilesB>& x, uint32_t lane,
-                                         const Next& next) {
+                                         const Operands<kTilesA, kTilesB>& x, uint32_t lane) {
     uint32_t a_scales[2 * kTilesA], b_scales[kTilesB];
 #pragma unroll
     for (int r = 0; r < 2 * kTilesA; ++r) a_scales[r] = lane_scales(x.a_scales[r], lane);
 #pragma unroll
     for (int j = 0; j < kTilesB; ++j) b_scales[j] = lane_scales(x.b_scales[j], lane);
     multiply_part<1, 0>(acc, x, a_scales, b_scales);
-    next();
     multiply_part<0, 0>(acc, x, a_scales, b_scales);
     multiply_part<1, 1>(acc, x, a_scales, b_scales);
     multiply_part<0, 1>(acc, x, a_scales, b_scales);

@@ -17,32 +17,21 @@ __device__ __forceinline__ void sync_group(uint32_t group) {
     }
 }
 
-// What a step's products find to do besides: the copies of a later step.
-template <class Copy>
-struct NextCopies {
-    Copy& copy;
-    uint32_t stage, step;
-
-    __device__ __forceinline__ void operator()() const {
-        copy(stage, step);
-        ptx::cp_async_commit();
-    }
-};
-
 // Runs steps group, group + kGroups, ... below num_steps >= 1 for one of kGroups groups of threads,
 // each with a ring of its own.
 //
 // `copy(stage, step)` starts this thread's copies of a step into the stage at byte `stage` of the
-// ring, zeros from num_steps on. `multiply(stage, next)` works on a stage that has landed and calls
-// next() once. Every group makes as many rounds as the one with the most steps, so that no branch
-// splits the loop: the last round of another adds zeros.
+// ring, zeros from num_steps on; `multiply(stage)` works on one that has landed. Every group makes
+// as many rounds as the one with the most steps, so that no branch splits the loop: the last round
+// of another adds zeros.
 template <int kGroups, int kStages, int kStageBytes, class Copy, class Multiply>
 __device__ __forceinline__ void run_pipeline(uint32_t group, uint32_t num_steps, Copy& copy,
                                              const Multiply& multiply) {
     uint32_t to_copy = group;
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) {
-        NextCopies<Copy>{copy, static_cast<uint32_t>(i) * kStageBytes, to_copy}();
+        copy(i * kStageBytes, to_copy);
+        ptx::cp_async_commit();
         to_copy += kGroups;
     }
     uint32_t read = 0, fill = (kStages - 1) * kStageBytes;
@@ -50,8 +39,10 @@ __device__ __forceinline__ void run_pipeline(uint32_t group, uint32_t num_steps,
         // The stage to be read has landed, and every warp is done with the one to be filled.
         ptx::cp_async_wait<kStages - 2>();
         sync_group<kBlockThreads / kGroups>(group);
-        multiply(read, NextCopies<Copy>{copy, fill, to_copy});
+        copy(fill, to_copy);
+        ptx::cp_async_commit();
         to_copy += kGroups;
+        multiply(read);
         read = read == (kStages - 1) * kStageBytes ? 0 : read + kStageBytes;
         fill = fill == (kStages - 1) * kStageBytes ? 0 : fill + kStageBytes;
     }

@@ -54,7 +54,7 @@ class RunAhead {
     __device__ __forceinline__ RunAhead(uint32_t group, Copy& copy, const View& view)
         : group_(group), copy_(copy), view_(view) {}
 
-    __device__ __forceinline__ void run(Accumulators& acc, uint32_t num_steps) {
+    __device__ __forceinline__ void run(Accumulators& acc, uint32_t num_steps, uint32_t lane) {
         uint32_t to_copy = group_;
 #pragma unroll
         for (int i = 0; i < kStages; ++i) {
@@ -71,7 +71,7 @@ class RunAhead {
         for (; step + (kStages + kTrip) * T::kGroups <= num_steps; step += kTrip * T::kGroups) {
 #pragma unroll
             for (int i = 0; i < kTrip; ++i) {
-                round(acc, x, (i + 1) % kStages * kBytes, i % kStages * kBytes, true,
+                round(acc, x, lane, (i + 1) % kStages * kBytes, i % kStages * kBytes, true,
                       Copy::leaves(T::kGroups * (kStages + i)));
             }
         }
@@ -79,19 +79,19 @@ class RunAhead {
         uint32_t fill = 0;
         for (; step < num_steps; step += T::kGroups, to_copy += T::kGroups) {
             uint32_t next = fill == (kStages - 1) * kBytes ? 0 : fill + kBytes;
-            round(acc, x, next, fill, to_copy < num_steps, Copy::leaves(to_copy));
+            round(acc, x, lane, next, fill, to_copy < num_steps, Copy::leaves(to_copy));
             fill = next;
         }
     }
 
  private:
-    __device__ __forceinline__ void round(Accumulators& acc, typename View::X& x, uint32_t next,
-                                          uint32_t fill, bool exists, bool leaves) {
+    __device__ __forceinline__ void round(Accumulators& acc, typename View::X& x, uint32_t lane,
+                                          uint32_t next, uint32_t fill, bool exists, bool leaves) {
         // The next stage has landed, and every warp has this one in registers.
         ptx::cp_async_wait<kStages - 2>();
         sync_group<T::kGroupThreads>(group_);
-        multiply_refilling(acc, x,
-                           StageRefill<kTokens, kCheckRows>{view_, copy_, x, next, fill, exists});
+        multiply(acc, x, lane,
+                 StageRefill<kTokens, kCheckRows>{view_, copy_, x, next, fill, exists});
         ptx::cp_async_commit();
         copy_.advance(leaves);
     }

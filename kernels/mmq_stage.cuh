@@ -87,61 +87,27 @@ class WarpView {
 
     __device__ __forceinline__ WarpView(const uint8_t* ring, const WarpPlace<kTokens>& warp,
                                         uint32_t lane)
-        : ring_(ring),
-          a_codes_(S::kWeightCodes + keep(a_offset(warp.first_row, lane))),
-          b_codes_(S::kActCodes + keep(b_offset(warp.first_token, lane))),
-          a_scales_(S::kWeightScales +
+        : a_codes_(ring + S::kWeightCodes +
+                   keep(code_offset(warp.first_row + a_load_row(lane), a_load_half(lane)))),
+          b_codes_(ring + S::kActCodes +
+                   keep(code_offset(warp.first_token + b_load_token(lane), b_load_half(lane)))),
+          a_scales_(ring + S::kWeightScales +
                     keep((warp.first_row + a_scale_of<T::kTilesA>(lane, 0)) * kBlockScaleBytes)),
-          b_scales_(S::kActScales +
+          b_scales_(ring + S::kActScales +
                     keep((warp.first_token + b_scale_of<T::kTilesB>(lane, 0)) * kBlockScaleBytes)) {
     }
 
-#if NVFP4_USE_FP4_MMA
     // Tile i of A.
     __device__ __forceinline__ void load_a(X& x, int i, uint32_t stage) const {
-        ptx::ldmatrix_x4(x.a[i], ring_ + a_codes_ + stage + i * 16 * kCodeRowBytes);
+        ptx::ldmatrix_x4(x.a[i], a_codes_ + stage + i * 16 * kCodeRowBytes);
     }
     // Tiles 2 p and 2 p + 1 of B.
     __device__ __forceinline__ void load_b(X& x, int p, uint32_t stage) const {
         uint32_t r[4];
-        ptx::ldmatrix_x4(r, ring_ + b_codes_ + stage + p * 16 * kCodeRowBytes);
+        ptx::ldmatrix_x4(r, b_codes_ + stage + p * 16 * kCodeRowBytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) x.b[2 * p + i / 2][i % 2] = r[i];
     }
-    __device__ __forceinline__ void load_codes(X& x, uint32_t stage) const {
-#pragma unroll
-        for (int i = 0; i < T::kTilesA; ++i) load_a(x, i, stage);
-#pragma unroll
-        for (int p = 0; p < T::kTilesB / 2; ++p) load_b(x, p, stage);
-    }
-#else
-    // Half by half, so that decoding can begin when the first is there.
-    __device__ __forceinline__ void load_codes(X& x, uint32_t stage) const {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const uint8_t* a = ring_ + code_offset_of_chunk(a_codes_, half) + stage;
-            const uint8_t* b = ring_ + code_offset_of_chunk(b_codes_, half) + stage;
-            uint32_t r[4];
-#pragma unroll
-            for (int i = 0; i < 2 * T::kTilesA; i += 4) {
-                load_matrices<2 * T::kTilesA>(r, a + i * 8 * kCodeRowBytes);
-#pragma unroll
-                for (int j = 0; j < 4 && j < 2 * T::kTilesA; ++j) {
-                    x.a[a_half_tile(i + j)][a_half_register(j, half)] = r[j];
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < T::kTilesB; i += 4) {
-                load_matrices<T::kTilesB>(r, b + i * 8 * kCodeRowBytes);
-#pragma unroll
-                for (int j = 0; j < 4 && j < T::kTilesB; ++j) {
-                    x.b[b_half_tile(i + j)][b_half_register(half)] = r[j];
-                }
-            }
-        }
-    }
-#endif
-
     __device__ __forceinline__ void load_a_scales(X& x, int i, uint32_t stage) const {
         x.a_scales[i] = word_at(a_scales_ + stage + i * kScaleStep);
     }
@@ -153,43 +119,23 @@ class WarpView {
         for (int i = 0; i < X::kScalesA; ++i) load_a_scales(x, i, stage);
 #pragma unroll
         for (int i = 0; i < X::kScalesB; ++i) load_b_scales(x, i, stage);
-        load_codes(x, stage);
+#pragma unroll
+        for (int i = 0; i < T::kTilesA; ++i) load_a(x, i, stage);
+#pragma unroll
+        for (int p = 0; p < T::kTilesB / 2; ++p) load_b(x, p, stage);
     }
 
  private:
     static constexpr int kScaleStep = (NVFP4_USE_FP4_MMA ? 32 : 8) * kBlockScaleBytes;
 
-    // The bytes whose address this lane gives to the first load of a step.
-    static __device__ __forceinline__ uint32_t a_offset(uint32_t first_row, uint32_t lane) {
-        return NVFP4_USE_FP4_MMA ? code_offset(first_row + a_load_row(lane), a_load_half(lane))
-                                 : code_offset(first_row + lane % (16 * T::kTilesA), 0);
-    }
-    static __device__ __forceinline__ uint32_t b_offset(uint32_t first_token, uint32_t lane) {
-        return NVFP4_USE_FP4_MMA ? code_offset(first_token + b_load_token(lane), b_load_half(lane))
-                                 : code_offset(first_token + lane % (8 * T::kTilesB), 0);
-    }
-    // Four matrices, or the two that there are.
-    template <int kMatrices>
-    static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const uint8_t* row) {
-        if constexpr (kMatrices == 2) {
-            uint32_t two[2];
-            ptx::ldmatrix_x2(two, row);
-            r[0] = two[0];
-            r[1] = two[1];
-        } else {
-            static_assert(kMatrices % 4 == 0, "");
-            ptx::ldmatrix_x4(r, row);
-        }
-    }
     static __device__ __forceinline__ uint32_t keep(uint32_t value) {
         return keep_in_register<kRunAhead<kTokens>>(value);
     }
-    __device__ __forceinline__ uint32_t word_at(uint32_t offset) const {
-        return *reinterpret_cast<const uint32_t*>(ring_ + offset);
+    static __device__ __forceinline__ uint32_t word_at(const uint8_t* bytes) {
+        return *reinterpret_cast<const uint32_t*>(bytes);
     }
 
-    const uint8_t* ring_;
-    uint32_t a_codes_, b_codes_, a_scales_, b_scales_;  // this lane's bytes of a stage
+    const uint8_t *a_codes_, *b_codes_, *a_scales_, *b_scales_;  // this lane's, in the first stage
 };
 
 }  // namespace mmq

@@ -156,10 +156,7 @@ class WarpStep {
                 lane % 2 * 8),
           ring_(ring) {}
 
-    // Calls next() after the first quarter of the products.
-    template <class Next>
-    __device__ __forceinline__ void operator()(Accumulators& acc, uint32_t at,
-                                               const Next& next) const {
+    __device__ __forceinline__ void operator()(Accumulators& acc, uint32_t at) const {
         const uint8_t* stage = ring_ + at;
         uint32_t scales[2 * T::kTilesA];
 #pragma unroll
@@ -167,29 +164,25 @@ class WarpStep {
             const uint8_t* word = stage + scales_ + 8 * r * mmq::kBlockScaleBytes;
             scales[r] = lane_scales(*reinterpret_cast<const uint32_t*>(word), lane_);
         }
-        uint32_t words[2 * T::kTilesA];
-        load<0>(words, stage);
-        product<1, 0>(acc, stage, words, scales);
-        next();
-        product<0, 0>(acc, stage, words, scales);
-        load<1>(words, stage);
-        product<1, 1>(acc, stage, words, scales);
-        product<0, 1>(acc, stage, words, scales);
+        half<0>(acc, stage, scales);
+        half<1>(acc, stage, scales);
     }
 
  private:
-    // Code words of the 32 of k of groups 2 kHalf and 2 kHalf + 1.
+    // The 32 of k of groups 2 kHalf and 2 kHalf + 1.
     template <int kHalf>
-    __device__ __forceinline__ void load(uint32_t (&words)[2 * T::kTilesA],
-                                         const uint8_t* stage) const {
-        const uint8_t* row = stage + mmq::code_offset_of_chunk(codes_, kHalf);
+    __device__ __forceinline__ void half(Accumulators& acc, const uint8_t* stage,
+                                         const uint32_t (&scales)[2 * T::kTilesA]) const {
+        uint32_t words[2 * T::kTilesA];
 #pragma unroll
-        for (int i = 0; i < 2 * T::kTilesA; i += 4) {
-            uint32_t r[4];
-            ptx::ldmatrix_x4(r, row + i * 8 * kCodeRowBytes);
+        for (int r = 0; r < 2 * T::kTilesA; r += 4) {
+            uint32_t four[4];
+            ptx::ldmatrix_x4(four, stage + (codes_ ^ kHalf * 16) + 8 * r * kCodeRowBytes);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) words[i + j] = r[j];
+            for (int i = 0; i < 4; ++i) words[r + i] = four[i];
         }
+        product<1, kHalf>(acc, stage, words, scales);
+        product<0, kHalf>(acc, stage, words, scales);
     }
 
     // One 16-wide product: lane 4 g + t has elements 16 (t / 2) + 8 kHigh + 4 (t % 2) + 0..3 of
@@ -234,10 +227,7 @@ __device__ __forceinline__ void gemm(const Problem& p, const mmq::Output& out) {
     uint32_t num_steps = p.k / layouts::kWeightBlockValues;
     if (num_steps > 0) {
         mmq::run_pipeline<T::kGroups, S::kCount, S::kBytes>(
-            warp.group, num_steps, copy,
-            [&](uint32_t stage, const mmq::NextCopies<StageCopy<kTokens, kCheckRows>>& next) {
-                multiply(acc, stage, next);
-            });
+            warp.group, num_steps, copy, [&](uint32_t stage) { multiply(acc, stage); });
     }
     ptx::cp_async_wait<0>();
     __syncthreads();
