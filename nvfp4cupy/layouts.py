@@ -41,6 +41,30 @@ _LOW_NIBBLES = np.uint8(0x0F)
 _HIGH_NIBBLES = np.uint8(0xF0)
 
 
+def integer(name: str, value: Any) -> int:
+    """Return an argument that must be an integer.
+
+    Raises:
+        TypeError: it is none, or a bool; the message names it.
+    """
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+    return int(value)
+
+
+def size(name: str, value: Any) -> int:
+    """Return an argument that must be an integer of at least 0.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is negative.
+    """
+    number = integer(name, value)
+    if number < 0:
+        raise ValueError(f"{name} must be at least 0, got {number}")
+    return number
+
+
 def div_ceil(a: int, b: int) -> int:
     """Return ``a / b`` rounded up."""
     return -(-a // b)
@@ -53,27 +77,41 @@ def round_up(a: int, b: int) -> int:
 
 def kpad(k: int) -> int:
     """Return ``k`` rounded up to 256, the width of quantized activations."""
-    return round_up(k, FP4_MMQ_BLOCK_VALUES)
+    return round_up(size("k", k), FP4_MMQ_BLOCK_VALUES)
 
 
 def block_nvfp4_shape(n: int, k: int) -> tuple[int, int, int]:
     """Return the shape ``(n, k/64, 36)`` of block_nvfp4 weights.
 
     Raises:
-        ValueError: k is not a multiple of 64.
+        TypeError: n or k is no integer.
+        ValueError: one is negative, or k is not a multiple of 64.
     """
+    n, k = size("n", n), size("k", k)
     if k % QK_NVFP4:
         raise ValueError(f"k must be a multiple of {QK_NVFP4}, got k={k}")
     return n, k // QK_NVFP4, NVFP4_BLOCK_BYTES
 
 
 def block_fp4_mmq_shape(m: int, k: int) -> tuple[int, int, int]:
-    """Return the shape ``(kpad/256, m, 144)`` of block_fp4_mmq activations."""
+    """Return the shape ``(kpad/256, m, 144)`` of block_fp4_mmq activations.
+
+    Raises:
+        TypeError: m or k is no integer.
+        ValueError: one is negative.
+    """
+    m, k = size("m", m), size("k", k)
     return div_ceil(k, FP4_MMQ_BLOCK_VALUES), m, FP4_MMQ_BLOCK_BYTES
 
 
 def swizzled_scales_shape(rows: int, cols: int) -> tuple[int, int]:
-    """Return the shape of ``(rows, cols)`` scales in the 128x4 layout: padded to 128 and 4."""
+    """Return the shape of ``(rows, cols)`` scales in the 128x4 layout: padded to 128 and 4.
+
+    Raises:
+        TypeError: rows or cols is no integer.
+        ValueError: one is negative.
+    """
+    rows, cols = size("rows", rows), size("cols", cols)
     return round_up(rows, SWIZZLE_ROWS), round_up(cols, SWIZZLE_COLS)
 
 
@@ -93,7 +131,8 @@ def nvfp4_mmq_weight_bytes(n: int, k: int) -> int:
     """Return the bytes of block_nvfp4 weights ``(n, k)``: ``n * (k / 64) * 36``.
 
     Raises:
-        ValueError: k is not a multiple of 64.
+        TypeError: n or k is no integer.
+        ValueError: one is negative, or k is not a multiple of 64.
     """
     rows, num_blocks, block_bytes = block_nvfp4_shape(n, k)
     return rows * num_blocks * block_bytes
@@ -103,6 +142,10 @@ def fp4_act_scratch_bytes(m: int, k: int) -> int:
     """Return ``m * ceil(k / 256) * 144 + 2^20``, the scratch size callers reserve.
 
     The last MiB is slack: an array of exactly ``block_fp4_mmq_shape(m, k)`` is enough.
+
+    Raises:
+        TypeError: m or k is no integer.
+        ValueError: one is negative.
     """
     num_blocks, rows, block_bytes = block_fp4_mmq_shape(m, k)
     return rows * num_blocks * block_bytes + FP4_ACT_SLACK_BYTES
@@ -117,8 +160,10 @@ def nvfp4_mmq_smem(mmq_x: int) -> int:
         mmq_x: activation rows per block: 16, 32, 64 or 128.
 
     Raises:
+        TypeError: mmq_x is no integer.
         ValueError: there is no kernel for this tile.
     """
+    mmq_x = integer("mmq_x", mmq_x)
     if mmq_x not in MMQ_TILES:
         raise ValueError(f"mmq_x must be one of 16, 32, 64, 128, got {mmq_x}")
     word_bytes = 4
@@ -271,7 +316,7 @@ def swizzle_scales(scales: NDArray[Any]) -> NDArray[Any]:
         the swizzled order.
 
     Raises:
-        TypeError: the items are not one byte.
+        TypeError: scales is no array, or its items are not one byte.
         ValueError: scales is not a matrix.
     """
     _check_scales(scales, "scales")
@@ -300,7 +345,7 @@ def unswizzle_scales(swizzled: NDArray[Any], rows: int, cols: int) -> NDArray[An
         The same type, ``(rows, cols)``, a fresh C-contiguous array.
 
     Raises:
-        TypeError: the items are not one byte.
+        TypeError: swizzled is no array, its items are not one byte, or rows or cols is no integer.
         ValueError: the shape does not fit ``rows`` and ``cols``.
     """
     _check_scales(swizzled, "swizzled")
@@ -317,6 +362,8 @@ def unswizzle_scales(swizzled: NDArray[Any], rows: int, cols: int) -> NDArray[An
 
 
 def _check_scales(scales: NDArray[Any], name: str) -> None:
+    if not (hasattr(scales, "__array_interface__") or hasattr(scales, "__cuda_array_interface__")):
+        raise TypeError(f"{name} must be an array, got {type(scales).__name__}")
     if scales.dtype.itemsize != 1:
         raise TypeError(f"{name} must have one-byte items, got {scales.dtype}")
     if scales.ndim != 2:

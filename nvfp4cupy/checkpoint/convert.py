@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from nvfp4cupy.checkpoint.arguments import check_callable
 from nvfp4cupy.checkpoint.reader import Checkpoint
 from nvfp4cupy.checkpoint.save import (
     TargetFormat,
@@ -49,6 +50,8 @@ def convert_checkpoint(
             ``Checkpoint.nvfp4``), or the format has no tensors of a type in it.
     """
     check_format(format)
+    if progress is not None:
+        check_callable("progress", progress)
     with Checkpoint.open(src, nibble_order=nibble_order) as checkpoint:
         check_destination(checkpoint, dst)
         specs = list(_specs(checkpoint, format))

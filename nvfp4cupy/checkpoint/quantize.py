@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nvfp4cupy.checkpoint.arguments import check_callable, check_strings
 from nvfp4cupy.checkpoint.gguf_metadata import GGUFField
 from nvfp4cupy.checkpoint.global_scale import decode_scale_from_amax
 from nvfp4cupy.checkpoint.reader import Checkpoint
@@ -113,10 +114,16 @@ def quantize_checkpoint(
     Raises:
         FileNotFoundError: the source or the folder of ``dst`` is not there.
         RuntimeError: a format is GGUF and the package gguf is missing.
+        TypeError: ``include`` or ``exclude`` is one string or holds something else than strings.
         ValueError: an option is unknown, no tensor is to be quantized, the source is damaged, or a
             weight in it is infinite or NaN (its row is named).
     """
     check_format(format)
+    check_strings("include", include)
+    check_strings("exclude", exclude)
+    check_callable("quantizer", quantizer)
+    if progress is not None:
+        check_callable("progress", progress)
     if rounding not in ROUNDINGS:
         raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, got {rounding!r}")
     if scale_search not in (0, 2):

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from numpy.typing import NDArray
 
 from nvfp4cupy.checkpoint import compressed_tensors, gguf_layout, modelopt
+from nvfp4cupy.checkpoint.arguments import check_string
 from nvfp4cupy.checkpoint.gguf_file import GGUFFile
 from nvfp4cupy.checkpoint.gguf_metadata import GGUFField
 from nvfp4cupy.checkpoint.names import WEIGHT_SUFFIX
@@ -153,6 +154,7 @@ class Checkpoint:
         Raises:
             ValueError: there is no such tensor; the message lists the nearest names.
         """
+        check_string("name", name)
         if name not in self._infos:
             raise unknown_name(name, self._infos, str(self.path))
         return self._infos[name]
@@ -207,6 +209,7 @@ class Checkpoint:
         Raises:
             ValueError: there is no such weight; the message lists the nearest names.
         """
+        check_string("name", name)
         for parts in (self._parts.get(name), self._parts.get(f"{name}{WEIGHT_SUFFIX}")):
             if parts is not None:
                 return parts
@@ -243,8 +246,13 @@ class Checkpoint:
         )
 
     def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor from memory; arrays read them anew."""
-        self._file_of[name].release(self._infos[name])
+        """Let the system drop the pages of a tensor from memory; arrays read them anew.
+
+        Raises:
+            ValueError: there is no such tensor.
+        """
+        info = self.info(name)
+        self._file_of[name].release(info)
 
     def _find_parts(self) -> list[NVFP4Parts]:
         if self._is_gguf:

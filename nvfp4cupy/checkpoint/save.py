@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvfp4cupy.checkpoint import compressed_tensors, gguf_layout, modelopt
+from nvfp4cupy.checkpoint.arguments import check_callable, check_mapping
 from nvfp4cupy.checkpoint.checks import check_weight
-from nvfp4cupy.checkpoint.gguf_metadata import metadata_of_fields
+from nvfp4cupy.checkpoint.gguf_metadata import metadata_of_fields, without_writers_own
 from nvfp4cupy.checkpoint.gguf_writer import write_gguf
 from nvfp4cupy.checkpoint.reader import Checkpoint
 from nvfp4cupy.checkpoint.safetensors_writer import write_safetensors
@@ -71,16 +72,38 @@ def save_checkpoint(
             0x7F or has the top bit set, or a global scale is not finite and above zero.
     """
     check_format(format)
+    if progress is not None:
+        check_callable("progress", progress)
+    for name, value in (("tensors", tensors), ("metadata", metadata)):
+        if value is not None:
+            check_mapping(name, value)
     specs: list[TensorSpec] = []
-    for weight in weights:
+    for weight in _checked_weights(weights):
         if check:
             check_weight(weight)
         specs += weight_specs(MovedWeight(partial(_same, weight)), format)
     for name, array in (tensors or {}).items():
-        specs.append(
-            TensorSpec(name, dtype_word(array.dtype), array.shape, partial(_same, [array]))
-        )
+        specs.append(_array_spec(name, array))
     write_file(path, specs, format, metadata or {}, progress)
+
+
+def _checked_weights(weights: Any) -> Iterator[NVFP4Weight]:
+    if not isinstance(weights, Iterable):
+        raise TypeError(f"weights must be NVFP4Weight objects, got {type(weights).__name__}")
+    for weight in weights:
+        if not isinstance(weight, NVFP4Weight):
+            raise TypeError(f"weights must be NVFP4Weight objects, got {type(weight).__name__}")
+        yield weight
+
+
+def _array_spec(name: str, array: Any) -> TensorSpec:
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise TypeError(f"tensors must be NumPy arrays, got {type(array).__name__} for {name!r}")
+    try:
+        word = dtype_word(array.dtype)
+    except TypeError as error:
+        raise TypeError(f"{name!r} of tensors cannot be written: {error}") from None
+    return TensorSpec(name, word, array.shape, partial(_same, [np.asarray(array)]))
 
 
 def check_format(format: str) -> None:
@@ -129,7 +152,8 @@ def copied_metadata(checkpoint: Checkpoint, format: TargetFormat) -> dict[str, A
     if checkpoint.format == "gguf":
         fields = checkpoint.gguf_fields
         return dict(fields) if format == "gguf" else dict(metadata_of_fields(fields))
-    return checkpoint.metadata
+    metadata = checkpoint.metadata
+    return without_writers_own(metadata) if format == "gguf" else metadata
 
 
 def check_destination(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:

@@ -179,4 +179,4 @@ def unknown_name(name: str, names: Iterable[str], where: str) -> ValueError:
     """Return the error for a name that is not there; it lists the nearest names."""
     near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
     hint = f"; near it: {', '.join(near)}" if near else ""
-    return ValueError(f"{where} has no tensor {name!r}{hint}")
+    return ValueError(f"unknown name: {where} has no tensor {name!r}{hint}")

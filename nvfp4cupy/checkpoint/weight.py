@@ -13,11 +13,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from nvfp4cupy.checkpoint.arguments import as_float32, check_string
 from nvfp4cupy.formats import F32, GROUP_SIZE, U8
 from nvfp4cupy.layouts import (
     NVFP4_BLOCK_BYTES,
     QK_NVFP4,
     block_nvfp4_to_linear,
+    integer,
     linear_to_block_nvfp4,
 )
 from nvfp4cupy.reference.dequantize import dequantize_nvfp4
@@ -60,6 +62,7 @@ class NVFP4Weight:
 
     def __post_init__(self) -> None:
         """Check dtypes and shapes; bring bytes and global scales to their types."""
+        check_string("name", self.name)
         if self.layout not in WEIGHT_LAYOUTS:
             allowed = ", ".join(WEIGHT_LAYOUTS)
             raise ValueError(f"layout must be one of {allowed}, got {self.layout!r}")
@@ -69,7 +72,7 @@ class NVFP4Weight:
         self._check_shapes()
         for field in ("decode_scale", "input_scale"):
             value = getattr(self, field)
-            if value is not None:
+            if value is not None or field == "decode_scale":
                 object.__setattr__(self, field, self._global_scale(value, field))
 
     def _check_shapes(self) -> None:
@@ -91,7 +94,7 @@ class NVFP4Weight:
             raise ValueError(f"scales of {self.name} must have shape {expected}, got {got}")
 
     def _global_scale(self, value: GlobalScale, field: str) -> GlobalScale:
-        array = np.asarray(value, np.float32)
+        array = as_float32(value, f"{field} of {self.name}")
         if self.num_experts is None and array.ndim == 0:
             scalar: np.float32 = np.float32(float(array))
             return scalar
@@ -223,8 +226,11 @@ class NVFP4Weight:
             gate, up: the weights, each with the scales of the fused one.
 
         Raises:
+            TypeError: granularity is no integer.
             ValueError: the rows do not split so.
         """
+        if granularity is not None:
+            granularity = integer("granularity", granularity)
         n = self.shape[-2]
         run = n // 2 if granularity is None else granularity
         if n % 2 or run < 0 or (n and (run < 1 or n % (2 * run))):
@@ -250,8 +256,11 @@ def stack_experts(weights: Sequence[NVFP4Weight], name: str = "experts") -> NVFP
         The stack; its input_scale is None unless every matrix has one.
 
     Raises:
+        TypeError: weights is no sequence of weights.
         ValueError: there are none, one is a stack itself, or shapes differ.
     """
+    if not isinstance(weights, Sequence) or not all(isinstance(w, NVFP4Weight) for w in weights):
+        raise TypeError(f"weights must be a sequence of NVFP4Weight objects, got {weights!r:.80}")
     shapes = {weight.shape for weight in weights}
     if len(shapes) != 1 or any(weight.num_experts is not None for weight in weights):
         raise ValueError(f"experts of {name} must be matrices of one shape, got {sorted(shapes)}")

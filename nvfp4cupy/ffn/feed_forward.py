@@ -14,7 +14,7 @@ from nvfp4cupy.ffn.graph import FeedForwardGraph
 from nvfp4cupy.ffn.names import feed_forward_names
 from nvfp4cupy.ffn.weights import Source, WeightLike
 from nvfp4cupy.ffn.workspace import Buffers, ScratchSizes, Workspace
-from nvfp4cupy.layouts import NibbleOrder
+from nvfp4cupy.layouts import NibbleOrder, integer, size
 from nvfp4cupy.ops import checks
 
 __all__ = ["FeedForward"]
@@ -87,6 +87,8 @@ class FeedForward:
         """
         sources = [Source.of(n, w) for n, w in (("gate", gate), ("up", up), ("down", down))]
         _check_shapes(*(source.shape for source in sources))
+        checks.check_flags(w4a16=w4a16, row_scale=row_scale, round_intermediate=round_intermediate)
+        max_m = size("max_m", max_m)
         if w4a16 and row_scale:
             raise ValueError("row_scale must be False with w4a16=True: nothing is quantized then")
         self.on_gpu = _choose_side(device, sources)
@@ -147,6 +149,9 @@ class FeedForward:
                 not NVFP4, or as ``FeedForward``.
             RuntimeError: as ``FeedForward``, or the file is GGUF and the package gguf is missing.
         """
+        layer = integer("layer", layer)
+        if granularity is not None:
+            granularity = integer("granularity", granularity)
         if not isinstance(path, Checkpoint):
             with Checkpoint.open(path, nibble_order=nibble_order) as opened:
                 return cls.from_checkpoint(
@@ -155,6 +160,8 @@ class FeedForward:
         weights = [path.nvfp4(name) for name in feed_forward_names(path, layer, names)]
         if len(weights) == 2:
             weights[:1] = weights[0].split_gate_up(granularity)
+        elif granularity is not None:
+            raise ValueError(f"granularity must be None for two weights, got {granularity}")
         gate, up, down = weights
         return cls(gate, up, down, **options)
 
@@ -253,6 +260,8 @@ class FeedForward:
         return ops.nvfp4_w4a16_gemm(h, self._down.blocks, out_scale=self._down.out_scale, out=y)
 
     def _check_workspace(self, workspace: Workspace) -> None:
+        if not isinstance(workspace, Workspace):
+            raise TypeError(f"workspace must be a Workspace, got {type(workspace).__name__}")
         self._need_gpu("a workspace")
         if workspace.sizes != self._sizes:
             raise ValueError(

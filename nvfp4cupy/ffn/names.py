@@ -76,7 +76,7 @@ def feed_forward_names(
 
 
 def _filled(names: Sequence[str], layer: int) -> tuple[str, ...]:
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"names must be a tuple of strings, got {names!r}")
     if len(names) not in (2, 3):
         raise ValueError(f"names must be (gate, up, down) or (gate_up, down), got {names!r}")

@@ -56,8 +56,10 @@ class Source:
             codes, scales = value.codes, value.scales
             n, k = value.shape
         elif isinstance(value, tuple) and len(value) == 3:
+            codes = checks.bytes_array(f"codes of {name}", value[0], 2)
+            scales = checks.bytes_array(f"scales of {name}", value[1], 2)
             codes, scales = checks.codes_and_scales(
-                value[0], value[1], multiple=QK_NVFP4, codes_name=f"codes of {name}"
+                codes, scales, multiple=QK_NVFP4, codes_name=f"codes of {name}"
             )
             n, k = codes.shape[0], 2 * codes.shape[1]
         else:
