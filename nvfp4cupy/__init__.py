@@ -110,7 +110,13 @@ __all__ = [
 ]
 
 
+# Parts that are reached as attributes too, and imported then.
+_SUBMODULES = ("bench", "checkpoint", "ffn", "formats", "launchers", "layouts", "plot", "reference")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
     if (module := _MODULE_OF.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{module}"), name)
@@ -119,4 +125,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_SUBMODULES, "__version__"})

@@ -77,6 +77,8 @@ def intake(name: str, value: Any, *, dtype: str | None = None) -> Any:
     Raises:
         TypeError: it is no array, or of a dtype that cannot be taken over.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be an array without a mask; fill it first: {name}.filled(0)")
     if isinstance(value, np.ndarray) or is_gpu(value):
         array = value
     elif hasattr(value, "__dlpack__"):
@@ -86,7 +88,7 @@ def intake(name: str, value: Any, *, dtype: str | None = None) -> Any:
     else:
         raise TypeError(
             f"{name} must be a NumPy or CuPy array, or have __dlpack__ or "
-            f"__cuda_array_interface__, got {type(value).__name__}"
+            f"__cuda_array_interface__, got {type(value).__name__}; np.asarray makes one of numbers"
         )
     if dtype is None:
         return array

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
+from nvfp4cupy import __version__
+
 __all__ = ["main"]
 
 # Each module has HELP, add_arguments(parser) and run(options) -> exit code.
@@ -28,11 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         nobody reads the output any more.
 
     Raises:
-        SystemExit: with code 2 for wrong usage, with code 0 after ``--help``.
+        SystemExit: with code 2 for wrong usage, with code 0 after ``--help`` and ``--version``.
     """
     parser = argparse.ArgumentParser(
         prog="nvfp4cupy", description="NVFP4 on NVIDIA GPUs for NumPy and CuPy."
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     modules = {name: import_module(f"nvfp4cupy.cli.{name}") for name in _COMMANDS}
     for name, module in modules.items():

@@ -68,10 +68,13 @@ def float_matrix(
     """
     array = arrays.intake(name, value, dtype=dtype)
     if formats.dtype_name(array.dtype) not in dtypes or not array.dtype.isnative:
-        hint = ' (pass dtype="bfloat16" for raw bits)' if array.dtype == np.uint16 else ""
-        raise TypeError(f"{name} must be {' or '.join(dtypes)}, got {array.dtype}{hint}")
+        raise TypeError(
+            f"{name} must be {' or '.join(dtypes)}, got {array.dtype}{_dtype_hint(array, dtypes)}"
+        )
     if array.ndim != 2:
-        raise ValueError(f"{name} must be a matrix, got shape {array.shape}")
+        raise ValueError(
+            f"{name} must be a matrix, got shape {array.shape}; reshape(-1, k) makes one of rows"
+        )
     fits = arrays.is_row_major(array) if strided_rows else array.flags.c_contiguous
     if not fits:
         what = "rows of contiguous elements that do not overlap" if strided_rows else "C-contiguous"
@@ -80,6 +83,15 @@ def float_matrix(
             "ascontiguousarray makes a copy that is"
         )
     return array
+
+
+def _dtype_hint(array: Any, dtypes: tuple[str, ...]) -> str:
+    if array.dtype == np.uint16:
+        return ' (pass dtype="bfloat16" for raw bits)'
+    if array.dtype.kind != "f" or not array.dtype.isnative:
+        return ""
+    better = "np.float32" if "float32" in dtypes else "ml_dtypes.bfloat16"
+    return f"; astype({better}) converts it"
 
 
 def vector(name: str, value: Any, length: int, **like: Any) -> Any:

@@ -23,8 +23,9 @@ from nvfp4cupy.launchers.quantize.geometry import (
 )
 from nvfp4cupy.layouts import ScaleLayout
 
-# Loads of 128 bytes that a thread can hold in registers.
-_MAX_HELD_LOADS = 2
+# Loads of 128 bytes that a thread can hold in registers; two and the temporaries of nearest_even
+# need more than 128 of them on compute capability 12.0.
+_MAX_HELD_LOADS = {"half_step": 2, "nearest_low": 2, "nearest_even": 1}
 
 
 class AmaxQuantize:
@@ -50,7 +51,9 @@ class AmaxQuantize:
         check_columns("n", n)
         defines = quantizer_defines(dtype, rounding, scale_search, scale_layout)
         threads, held = _row_shape(
-            n // GROUP_SIZE, groups_per_thread(dtype, scale_search), scale_search
+            n // GROUP_SIZE,
+            groups_per_thread(dtype, scale_search),
+            0 if scale_search else _MAX_HELD_LOADS[rounding],
         )
         block = (threads, THREADS // threads, 1)
         grid = (div_ceil(num_rows(m, scale_layout), block[1]), 1, 1)
@@ -80,11 +83,10 @@ class AmaxQuantize:
         launch(config, x, gsa, out_fp4, out_sf, stream=stream)
 
 
-def _row_shape(groups: int, per_load: int, scale_search: int) -> tuple[int, Defines]:
+def _row_shape(groups: int, per_load: int, max_held_loads: int) -> tuple[int, Defines]:
     """Return the threads of a row, a power of two, and how the kernel is to hold the row."""
     threads = whole_row_threads(groups, per_load)
-    if scale_search or groups > _MAX_HELD_LOADS * per_load * THREADS:
-        return threads, (("NVFP4_HELD_LOADS", "0"),)
-    if groups > per_load * THREADS:
-        return threads, (("NVFP4_HELD_LOADS", "2"),)
-    return threads, ()
+    held_loads = max(div_ceil(groups, per_load * THREADS), 1)
+    if held_loads > max_held_loads:
+        held_loads = 0  # the row is read again
+    return threads, () if held_loads == 1 else (("NVFP4_HELD_LOADS", str(held_loads)),)
