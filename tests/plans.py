@@ -53,7 +53,8 @@ def _quantizers() -> Iterator[LaunchConfig]:
             m=7, n=160, intermediate=64, granularity=8, **options
         )
         yield quantize.AmaxQuantize.plan(m=7, n=80, **options)
-    for columns in (1024, 8192, 16384, 20000, 2**20):  # a row held in registers, and one that is not
+    # Rows held in registers in every way, and one that is not.
+    for columns in (1024, 8192, 16384, 20000, 2**20):
         yield quantize.AmaxQuantize.plan(m=7, n=columns)
         yield quantize.AmaxQuantize.plan(m=7, n=columns, scale_search=2, dtype="float32")
 
